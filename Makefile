@@ -1,0 +1,46 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/installed
+
+.PHONY: help install demo tables benchmark test test-slow lint format clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+install: $(INSTALLED) ## create .venv and install dap_bench with the pinned versions
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(INSTALLED) ## all methods on the embedded default, then the first table
+	$(RUN) -m dap_bench experiment=demo
+	$(RUN) scripts/tables.py
+
+tables: $(INSTALLED) ## tables from the rows in results/runs
+	$(RUN) scripts/tables.py
+
+benchmark: $(INSTALLED) ## ratios of speed, also against other programs (results/benchmark.md)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmark]'
+	$(RUN) scripts/benchmark.py
+
+test: $(INSTALLED) lint ## linter, types and tests
+	$(RUN) -m pytest -q -n 2
+
+test-slow: $(INSTALLED) ## the checks that take longer
+	$(RUN) -m pytest -q -m slow
+
+lint: $(INSTALLED) ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(INSTALLED) ## put the code in ruff's form
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+clean: ## remove .venv and your rows
+	rm -rf $(VENV) results/runs

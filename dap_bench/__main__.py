@@ -1,0 +1,58 @@
+"""python -m dap_bench: the Hydra entry, nothing else."""
+
+import logging
+import os
+import sys
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from dap_bench import runner
+from dap_bench.config import CONF, sentence
+from dap_bench.errors import UserError
+
+ERRORS = (UserError, HydraException, OmegaConfBaseException)  # the user's to put right
+
+
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+def cell(cfg: DictConfig) -> None:
+    """Run one cell; in a sweep a cell that cannot run does not stop the others."""
+    job = HydraConfig.get()
+    names = {name: str(job.runtime.choices[name]) for name in ("model", "method", "sampler", "data")}
+    names["method"] = cfg.name or names["method"]
+    try:
+        runner.run(cfg, names)
+    except ERRORS as error:
+        if job.mode == RunMode.MULTIRUN:
+            logging.getLogger(__name__).error("%s", sentence(error))
+            raise
+        _stop(error)
+
+
+def main() -> None:
+    """Errors that are the user's to put right are one sentence and exit code 2; others keep their traceback."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra's exceptions reach us instead of being printed by it
+    try:
+        cell()
+    except KeyboardInterrupt:
+        print("\nstopped; every finished batch is saved: repeat the same command to go on.", file=sys.stderr)
+        sys.exit(130)
+    except ERRORS as error:
+        _stop(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _stop(UserError(f"{error.filename} cannot be used ({error.strerror})."))
+
+
+def _stop(error: Exception) -> None:
+    print(f"dap_bench: {sentence(error)}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
