@@ -1,0 +1,54 @@
+"""AttR, Attribution Rollout (Xu et al., 2023).
+
+    f^l = head(norm(Y^l)[0])_c        g^{l,h} = d f^l / d A^{l,h}        Y^l: output of block l
+    W^l = max_h 0.5 A^{l,h} g^{l,h}        T^l = RowNorm(W^l + I)        R = T^L ... T^1        map = R[0, 1:]
+
+Each layer is asked what the head would already say after it. The original integrates the gradient along a path on
+which it is constant: what is left of the integral is the factor 0.5 = mean of linspace(0, 1, 20). W is signed, so
+maps can hold a few negative values.
+
+f^l depends on A^l through the class token's row alone: the other rows of T^l are the identity, and the rollout is a
+recursion over that one row. With `readout: final` (the gradient of the model's own logit) it is a full product.
+"""
+
+import torch
+from torch import Tensor
+
+from dap_bench.explainers.ar import FUSIONS, fuse, residual, rollout, row_norm
+from dap_bench.explainers.base import Explanation, check
+from dap_bench.vit import ViT
+
+
+def attr(
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    layers: bool = False,
+    *,
+    readout: str = "layer",
+    head_fusion: str = "max",
+    clamp: bool = False,
+    heads: str | int = "all",
+) -> Explanation:
+    check(vit, images, classes, readout=(readout, ("layer", "final")), head_fusion=(head_fusion, FUSIONS))
+    trace = vit.trace(images, grad=["attention"])
+    take = trace.gradients if readout == "final" else trace.layer_gradients
+    used = slice(None if heads == "all" else int(heads))
+    weights = [
+        fuse((0.5 * a * g)[:, used], head_fusion)
+        for a, g in zip(trace.attention, take(classes, "attention"), strict=True)
+    ]
+    if clamp:
+        weights = [weight.clamp(min=0) for weight in weights]
+    if readout == "final":
+        maps, layer_maps, single = rollout([row_norm(residual(weight)) for weight in weights], layers)
+        return Explanation(maps, vit.grid, layer_maps, single, signed=not clamp)
+    row, rows, steps = torch.zeros_like(weights[0][:, 0, 1:]), [], []
+    for weight in weights:
+        own, patches = 1 + weight[:, 0, :1], weight[:, 0, 1:]
+        total = own + patches.sum(1, keepdim=True)
+        steps.append(patches / total)
+        row = steps[-1] + own / total * row
+        rows.append(row)
+    stacked = (torch.stack(rows, 1), torch.stack(steps, 1)) if layers else (None, None)
+    return Explanation(row, vit.grid, stacked[0], stacked[1], signed=not clamp)

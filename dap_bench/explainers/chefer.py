@@ -1,0 +1,113 @@
+"""Chefer, transformer attribution (Chefer et al., 2021).
+
+    C^l = mean_h relu(G^{l,h} Rel^{l,h})        map = [(I + C^L) ... (I + C^s)][0, 1:]        G = d z_c / d A
+
+Rel is the relevance that layer-wise relevance propagation (LRP, alpha = 1) brings from the class's logit to each
+attention entry. Below, each rule takes the relevance of a module's output to that of its inputs; GELU, softmax,
+LayerNorm and dropout pass it on unchanged, and biases never enter. `relevance: attention` puts A in Rel's place.
+
+The original normalises its residual sums over the whole tensor and so takes one image at a time; here the sums are
+per image, and a batch gives the same maps. Divisions by near-zero activations make the rules so badly conditioned
+that single precision changes the order of patches: `dtype: float64` runs a double-precision copy of the model.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dap_bench.errors import UserError
+from dap_bench.explainers.ar import residual, rollout
+from dap_bench.explainers.base import Explanation, check
+from dap_bench.vit import Trace, ViT
+
+
+@torch.no_grad()
+def chefer(
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    layers: bool = False,
+    *,
+    start_layer: int = 0,
+    relevance: str = "lrp",
+    dtype: str | None = "float64",
+) -> Explanation:
+    check(vit, images, classes, relevance=(relevance, ("lrp", "attention")))
+    if dtype == "float64":
+        vit, images = vit.double(), images.double()
+    trace = vit.trace(images, grad=["attention"])
+    gradients = trace.gradients(classes, "attention")
+    relevances = attention_relevance(vit, trace, classes) if relevance == "lrp" else trace.attention
+    steps = [(g * r).relu().mean(1) for g, r in zip(gradients, relevances, strict=True)][start_layer:]
+    maps, layer_maps, single = rollout([residual(step) for step in steps], layers)
+    return Explanation(maps, vit.grid, layer_maps, single)
+
+
+def attention_relevance(vit: ViT, trace: Trace, classes: Tensor) -> list[Tensor]:
+    """Rel [B,H,N,N] of every layer, for a relevance of 1 at each image's class."""
+    model: Any = vit.model
+    found = []
+    tokens = trace.tokens
+    final = model.norm(tokens[-1])[:, 0]
+    seed = nn.functional.one_hot(classes, vit.classes).to(final)
+    relevance = torch.zeros_like(tokens[-1])
+    relevance[:, 0] = final * _div(_linear(seed, model.fc_norm(final), model.head.weight), final)
+    for layer in reversed(range(vit.depth)):
+        relevance, attention = _block(vit, layer, tokens[layer], trace.attention[layer], relevance)
+        found.append(attention)
+    return found[::-1]
+
+
+def _block(vit: ViT, layer: int, x: Tensor, attention: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    """Relevance of a block's output -> of its input, and of its attention; activations are computed again."""
+    block = vit.blocks[layer]
+    mlp = block.mlp
+    if not (isinstance(getattr(mlp, "fc1", None), nn.Linear) and mlp.fc1.out_features == mlp.fc2.in_features):
+        raise UserError(f"Chefer's rules do not cover this model's MLP ({type(mlp).__name__}).")
+
+    normed1 = block.norm1(x)
+    query, key, value = vit.qkv(layer, normed1)
+    mixed = attention @ value  # [B,H,N,dh]
+    merged = mixed.transpose(1, 2).flatten(2)
+    branch1 = block.ls1(block.attn.proj(merged))
+    middle = x + branch1
+    normed2 = block.norm2(middle)
+    hidden = mlp.act(mlp.fc1(normed2))
+    branch2 = block.ls2(mlp.fc2(hidden))
+
+    skip, branch = _add(relevance, middle, branch2)
+    branch = _linear(_linear(branch, hidden, mlp.fc2.weight), normed2, mlp.fc1.weight)
+    relevance = middle * (_div(skip, middle) + _div(branch, middle))
+
+    skip, branch = _add(relevance, x, branch1)
+    branch = _linear(branch, merged, block.attn.proj.weight).unflatten(2, (value.shape[1], -1)).transpose(1, 2)
+    share = _div(branch, mixed)
+    of_attention = attention * (share @ value.transpose(-2, -1)) / 2
+    of_value = value * (attention.transpose(-2, -1) @ share) / 2
+    share = _div(of_attention, query @ key.transpose(-2, -1))
+    of_query, of_key = query * (share @ key) / 2, key * (share.transpose(-2, -1) @ query) / 2
+    parts = [part.transpose(1, 2).flatten(2) for part in (of_query, of_key, of_value)]
+    branch = _linear(torch.cat(parts, 2), normed1, block.attn.qkv.weight)
+    return x * (_div(skip, x) + _div(branch, x)), of_attention
+
+
+def _linear(relevance: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T: positive with positive and negative with negative share the output's relevance."""
+    up, down = weight.clamp(min=0), weight.clamp(max=0)
+    share = _div(relevance, x.clamp(min=0) @ up.T + x.clamp(max=0) @ down.T)
+    return x.clamp(min=0) * (share @ up) + x.clamp(max=0) * (share @ down)
+
+
+def _add(relevance: Tensor, skip: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    """skip + branch: each gets its part, scaled so that the two sums have the output's, image by image."""
+    share = _div(relevance, skip + branch)
+    a, b = skip * share, branch * share
+    sum_a, sum_b, total = (each.sum((1, 2), keepdim=True) for each in (a, b, relevance))
+    size = sum_a.abs() + sum_b.abs()
+    return a * _div(_div(sum_a.abs(), size) * total, sum_a), b * _div(_div(sum_b.abs(), size) * total, sum_b)
+
+
+def _div(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, kept away from division by zero as in the original; 0 where b is 0."""
+    return torch.where(b == 0, 0, a / (b + 1e-9))

@@ -1,0 +1,59 @@
+"""DAP, Decision-Aware Attention Propagation, and the variants of its ablation.
+
+    s = prior(image, class), by default Grad-CAM        d = [1, min-max(s)]        B^l = mean_h A^{l,h} + I
+
+    variant     transition T^l                map
+    pairwise    RowNorm(B_ij d_i d_j)         R[0, j]            DAP
+    source      RowNorm(B_ij d_j)             R[0, j]            equal to pairwise: d_i cancels within its row
+    target      RowNorm(B_ij d_i)             R[0, j]            see `target`
+    final       RowNorm(B_ij)                 R[0, j] * d_j
+    uniform     RowNorm(B_ij)                 R[0, j]            equal to AR
+
+Min-max makes some d_i exactly 0, and their literal pairwise rows 0/0. Nothing ever reaches such a row, because its
+column is 0 too, so pairwise is computed in its source form. By the same cancellation `target` would be uniform;
+two readings differ from it: `zero_rows` leaves rows with d_i = 0 empty, `no_renorm` applies d_i after RowNorm.
+
+Where the prior is constant it says nothing: d = 1, the map is AR's, and `fallback` marks the image.
+"""
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dap_bench.explainers.ar import fuse, residual, rollout, row_norm
+from dap_bench.explainers.base import Explainer, Explanation, check, min_max
+from dap_bench.vit import ViT
+
+VARIANTS = ("pairwise", "source", "target", "final", "uniform")
+TARGETS = ("zero_rows", "no_renorm")
+
+
+def dap(
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    layers: bool = False,
+    *,
+    prior: Explainer,
+    variant: str = "pairwise",
+    target: str = "zero_rows",
+) -> Explanation:
+    check(vit, images, classes, variant=(variant, VARIANTS), target=(target, TARGETS))
+    with vit.shared_traces():
+        scores = prior(vit, images, classes).maps
+        attention = vit.trace(images).attention
+    constant = scores.amax(1) == scores.amin(1)
+    weights = pad(min_max(scores).masked_fill(constant[:, None], 1), (1, 0), value=1)  # d [B,N]
+
+    transitions = []
+    for step in (residual(fuse(a, "mean")) for a in attention):
+        if variant in ("pairwise", "source"):
+            transitions.append(row_norm(step * weights[:, None, :]))
+        elif variant == "target":
+            rows = weights if target == "no_renorm" else (weights > 0).to(weights)
+            transitions.append(row_norm(step) * rows[:, :, None])
+        else:
+            transitions.append(row_norm(step))
+    maps, layer_maps, single = rollout(transitions, layers)
+    if variant == "final":
+        maps = maps * weights[:, 1:]
+    return Explanation(maps, vit.grid, layer_maps, single, fallback=constant)

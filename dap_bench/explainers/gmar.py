@@ -1,0 +1,55 @@
+"""GMAR, Gradient-driven Multi-head Attention Rollout (Jo et al., 2025).
+
+    A^l = sum_h w_h A^{l,h}, sum_h w_h = 1        T^l = RowNorm(A^l + I)        R = T^L ... T^1        map = R[0, 1:]
+
+Heads are weighted by the size of their gradient. `source: norm1_last` splits d z_c / d norm1 of the last block, on
+patches, into one group of channels per head, and uses the same weights in all layers; `source: attention` weighs each
+layer's heads by d z_c / d A^{l,h}. A gradient of zero gives equal weights.
+
+The published code reads its map off another place: rows 1.. of head 0 instead of the class token's row, which does
+not depend on the class at all. That is not copied here.
+"""
+
+import torch
+from torch import Tensor
+
+from dap_bench.explainers.ar import residual, rollout, row_norm
+from dap_bench.explainers.base import Explanation, check
+from dap_bench.vit import ViT
+
+NORMS = {"l1": 1, "l2": 2}
+
+
+def gmar(
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    layers: bool = False,
+    *,
+    source: str = "norm1_last",
+    norm: str = "l1",
+) -> Explanation:
+    check(vit, images, classes, norm=(norm, tuple(NORMS)), source=(source, ("norm1_last", "attention")))
+    weights = head_weights(vit, images, classes, source, norm)
+    attention = vit.trace(images).attention
+    fused = [(w[:, :, None, None] * a).sum(1) for w, a in zip(weights, attention, strict=True)]
+    maps, layer_maps, single = rollout([row_norm(residual(a)) for a in fused], layers)
+    return Explanation(maps, vit.grid, layer_maps, single)
+
+
+def head_weights(vit: ViT, images: Tensor, classes: Tensor, source: str, norm: str) -> list[Tensor]:
+    """Per layer, the weight of each head [B,H]; they sum to 1."""
+    heads = vit.blocks[-1].attn.num_heads
+    if source == "attention":
+        gradients = vit.trace(images, grad=["attention"]).gradients(classes, "attention")
+        sizes = [gradient.flatten(2).norm(NORMS[norm], dim=2) for gradient in gradients]
+    else:
+        (gradient,) = vit.trace(images, grad=["norm1"], start=-1).gradients(classes, "norm1", [-1])
+        channels = gradient[:, 1:].unflatten(2, (heads, -1))  # [B,P,H,D/H]
+        sizes = [channels.transpose(1, 2).flatten(2).norm(NORMS[norm], dim=2)] * vit.depth
+    return [_shares(size) for size in sizes]
+
+
+def _shares(sizes: Tensor) -> Tensor:
+    total = sizes.sum(1, keepdim=True)
+    return torch.where(total > 0, sizes / total, 1 / sizes.shape[1])

@@ -1,0 +1,45 @@
+"""Grad-CAM on a ViT (Selvaraju et al., 2017), on the tokens T at some place in the model.
+
+    w_k = mean_i (d z_c / d T)[i, k]        map_i = relu( sum_k w_k T[i, k] )        i over patches
+
+`at: norm1` is what enters a block's attention, `at: output` what leaves the block. The last block's norm1 is the last
+place where patches still have a gradient: after its attention only the class token reaches the head.
+"""
+
+import torch
+from torch import Tensor
+
+from dap_bench.errors import UserError
+from dap_bench.explainers.base import Explanation, check
+from dap_bench.vit import ViT
+
+
+def gradcam(
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    layers: bool = False,
+    *,
+    layer: int = -1,
+    at: str = "norm1",
+    relu: bool = True,
+    tokens: str = "patches",
+) -> Explanation:
+    check(vit, images, classes, at=(at, ("norm1", "output")), tokens=(tokens, ("patches", "all")))
+    number = vit.block_number(layer)
+    kind, shift = ("norm1", 0) if at == "norm1" else ("tokens", 1)
+    trace = vit.trace(images, grad=[kind], start=0 if layers else number)
+    chosen = list(range(vit.depth)) if layers else [number]
+    gradients = trace.gradients(classes, kind, [block + shift for block in chosen])
+    activations = trace.norm1 if at == "norm1" else trace.tokens
+    maps = {}
+    for block, gradient in zip(chosen, gradients, strict=True):
+        if block == number and not gradient[:, 1:].any():
+            raise UserError(
+                f"Grad-CAM at the {at} of block {block} has no gradient on any patch: after the last attention only "
+                "the class token has a gradient; use at=norm1 or an earlier layer."
+            )
+        weights = gradient[:, 1 if tokens == "patches" else 0 :].mean(1, keepdim=True)
+        scores = (weights * activations[block + shift][:, 1:]).sum(-1)
+        maps[block] = scores.relu() if relu else scores
+    return Explanation(maps[number], vit.grid, torch.stack(list(maps.values()), 1) if layers else None, signed=not relu)

@@ -1,0 +1,386 @@
+"""What must hold for any ViT: hand-computed rollouts, DAP's algebra, batches, options, bad input."""
+
+import pytest
+import timm
+import torch
+
+from dap_bench import UserError, ViT, load_method
+from dap_bench.config import choices
+from dap_bench.explainers.ar import discard, residual, rollout, row_norm
+from dap_bench.explainers.base import Explanation, min_max
+
+METHODS = choices("method")
+
+
+@pytest.fixture(scope="module")
+def toy():
+    torch.manual_seed(1)
+    model = timm.create_model(
+        "vit_tiny_patch16_224", pretrained=False, img_size=(64, 48), embed_dim=24, depth=3, num_heads=3, num_classes=7
+    )
+    with torch.no_grad():  # sharper than a fresh model: attention that really differs between tokens
+        for block in model.blocks:
+            block.attn.qkv.weight.mul_(8)
+    vit = ViT(model.double())
+    return vit, torch.randn(4, 3, 64, 48, dtype=torch.float64), torch.tensor([0, 6, 3, 3])
+
+
+def test_rollout_of_two_layers_by_hand():
+    """Three tokens. Layer 1 and 2 as below; T = RowNorm(A + I) = (A + I)/2, R = T2 T1, map = R[0, 1:]."""
+    first = torch.tensor([[[0.2, 0.3, 0.5], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]]], dtype=torch.float64)
+    second = torch.tensor([[[0.6, 0.4, 0.0], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]]], dtype=torch.float64)
+    # T1 = [[.6, .15, .25], [0, 1, 0], [.25, .25, .5]], T2[0] = [.8, .2, 0]
+    # R[0] = .8 T1[0] + .2 T1[1] = [.48, .12 + .2, .2]
+    transitions = [row_norm(residual(a)) for a in (first, second)]
+    maps, layers, single = rollout(transitions, layers=True)
+    torch.testing.assert_close(single, torch.tensor([[[0.15, 0.25], [0.2, 0.0]]], dtype=torch.float64))
+    torch.testing.assert_close(maps, torch.tensor([[0.32, 0.20]], dtype=torch.float64))
+    torch.testing.assert_close(layers, torch.tensor([[[0.15, 0.25], [0.32, 0.20]]], dtype=torch.float64))
+    torch.testing.assert_close(rollout(transitions, layers=False)[0], maps)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_batch_gives_the_maps_of_its_images_one_by_one(toy, method):
+    vit, images, classes = toy
+    explain = load_method(method)
+    whole = explain(vit, images, classes, layers=True)
+    for at in range(len(images)):
+        one = explain(vit, images[at : at + 1], classes[at : at + 1], layers=True)
+        torch.testing.assert_close(one.maps[0], whole.maps[at], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(one.layers[0], whole.layers[at], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_layer_maps_do_not_change_the_map(toy, method):
+    vit, images, classes = toy
+    explain = load_method(method)
+    out = explain(vit, images, classes, layers=True)
+    assert out.maps.shape == (4, 12)
+    assert out.layers.shape == (4, 3, 12)
+    torch.testing.assert_close(explain(vit, images, classes).maps, out.maps)
+    assert explain(vit, images, classes).layers is None
+    if method in ("ar", "attr", "chefer", "gmar", "dap", "dap_source", "dap_target", "dap_uniform", "gradcam", "cdam"):
+        torch.testing.assert_close(out.layers[:, -1], out.maps)
+    if method in ("agcam", "legrad"):
+        torch.testing.assert_close(out.layers.sum(1), out.maps)
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"ar", "dap_uniform"}))
+def test_class_specific_methods_see_the_class(toy, method):
+    vit, images, classes = toy
+    explain = load_method(method)
+    assert not torch.allclose(explain(vit, images, classes).maps, explain(vit, images, (classes + 1) % 7).maps)
+
+
+def test_rollout_does_not_see_the_class(toy):
+    vit, images, classes = toy
+    assert torch.equal(load_method("ar")(vit, images, classes).maps, load_method("ar")(vit, images, 6 - classes).maps)
+
+
+# ---------------------------------------------------------------------- DAP
+
+
+def written_out(vit, images, classes, variant):
+    """DAP as its formulas are printed, one image at a time, full matrices, pairwise rows of 0/0 filled with 0."""
+    maps, layers = [], []
+    for image, label in zip(images[:, None], classes[:, None], strict=True):
+        attention = [a[0].mean(0) for a in vit.trace(image).attention]
+        s = load_method("gradcam")(vit, image, label).maps[0]
+        d = torch.cat([torch.ones(1).double(), (s - s.min()) / (s.max() - s.min())])
+        product, rows = torch.eye(len(d)).double(), []
+        for a in attention:
+            step = a + torch.eye(len(d))
+            step = {"pairwise": step * torch.outer(d, d), "target": step * d[:, None]}.get(variant, step)
+            product = (step / step.sum(1, keepdim=True)).nan_to_num(0) @ product
+            rows.append(product[0, 1:])
+        maps.append(product[0, 1:] * (d[1:] if variant == "final" else 1))
+        layers.append(torch.stack(rows))
+    return torch.stack(maps), torch.stack(layers)
+
+
+@pytest.mark.parametrize(
+    ("method", "variant"),
+    [
+        ("dap", "pairwise"),
+        ("dap_source", "pairwise"),
+        ("dap_target", "target"),
+        ("dap_final", "final"),
+        ("dap_uniform", "uniform"),
+    ],
+)
+def test_dap_is_its_formulas(toy, method, variant):
+    maps, layers = written_out(*toy, variant)
+    out = load_method(method)(*toy, layers=True)
+    torch.testing.assert_close(out.maps, maps)
+    torch.testing.assert_close(out.layers, layers)
+    assert not out.fallback.any()
+
+
+def test_dap_with_a_uniform_prior_is_rollout(toy):
+    explain = load_method("dap")
+    flat = lambda vit, images, classes: Explanation(torch.full((len(images), 12), 0.3).double(), vit.grid)  # noqa: E731
+    out = explain.func(*toy, **{**explain.keywords, "prior": flat})
+    torch.testing.assert_close(out.maps, load_method("ar")(*toy).maps)
+    assert out.fallback.all()
+
+
+def test_dap_uniform_is_rollout(toy):
+    torch.testing.assert_close(load_method("dap_uniform")(*toy).maps, load_method("ar")(*toy).maps)
+
+
+def test_dap_is_zero_exactly_where_its_prior_is(toy):
+    prior = load_method("gradcam")(*toy).maps
+    assert torch.equal(load_method("dap")(*toy).maps == 0, prior == prior.amin(1, keepdim=True))
+
+
+def test_dap_target_without_renormalisation(toy):
+    vit, images, classes = toy
+    d = torch.cat([torch.ones(4, 1).double(), min_max(load_method("gradcam")(*toy).maps)], 1)
+    row = None
+    for a in reversed(vit.trace(images).attention):
+        step = row_norm(residual(a.mean(1))) * d[:, :, None]
+        row = step[:, :1] if row is None else row @ step
+    torch.testing.assert_close(load_method("dap_target", target="no_renorm")(*toy).maps, row[:, 0, 1:])
+
+
+@pytest.mark.parametrize("prior", ["legrad", "agcam", "ar", "cdam"])
+def test_dap_takes_any_explainer_as_its_prior(toy, prior):
+    vit, images, classes = toy
+    d = torch.cat([torch.ones(4, 1).double(), min_max(load_method(prior)(*toy).maps)], 1)
+    transitions = [row_norm(residual(a.mean(1)) * d[:, None]) for a in vit.trace(images).attention]
+    torch.testing.assert_close(load_method("dap", prior=prior)(*toy).maps, rollout(transitions, False)[0])
+
+
+# ---------------------------------------------------------------------- options of the others
+
+
+def test_gmar_is_its_formulas(toy):
+    vit, images, classes = toy
+    (gradient,) = vit.trace(images, grad=["norm1"], start=-1).gradients(classes, "norm1", [-1])
+    for norm, power in (("l1", 1), ("l2", 2)):
+        for at in range(len(images)):
+            groups = gradient[at, 1:].split(24 // 3, dim=1)
+            n = torch.stack([group.abs().pow(power).sum() ** (1 / power) for group in groups])
+            w = n / n.sum()
+            product = torch.eye(13).double()
+            for a in vit.trace(images).attention:
+                step = sum(w[h] * a[at, h] for h in range(3)) + torch.eye(13)
+                product = step / step.sum(1, keepdim=True) @ product
+            torch.testing.assert_close(load_method("gmar", norm=norm)(*toy).maps[at], product[0, 1:])
+
+
+def test_gmar_weights_per_layer(toy):
+    vit, images, classes = toy
+    gradients = vit.trace(images, grad=["attention"]).gradients(classes, "attention")
+    transitions = []
+    for a, g in zip(vit.trace(images).attention, gradients, strict=True):
+        size = g.abs().sum((2, 3))
+        weights = size / size.sum(1, keepdim=True)
+        transitions.append(row_norm(residual((a * weights[:, :, None, None]).sum(1))))
+    torch.testing.assert_close(load_method("gmar", source="attention")(*toy).maps, rollout(transitions, False)[0])
+
+
+def test_gmar_without_a_gradient_weighs_heads_equally(toy):
+    vit, images, classes = toy
+    weight = vit.model.head.weight.data.clone()
+    try:
+        vit.model.head.weight.data.zero_()
+        torch.testing.assert_close(load_method("gmar")(*toy).maps, load_method("ar")(*toy).maps)
+    finally:
+        vit.model.head.weight.data.copy_(weight)
+
+
+def test_attr_with_the_final_logit_is_its_formula(toy):
+    vit, images, classes = toy
+    trace = vit.trace(images, grad=["attention"])
+    for fusion, reduce in (("max", lambda w: w.amax(1)), ("mean", lambda w: w.mean(1))):
+        gradients = trace.gradients(classes, "attention")
+        weights = [reduce(0.5 * a * g) for a, g in zip(trace.attention, gradients, strict=True)]
+        expected = rollout([row_norm(residual(w)) for w in weights], False)[0]
+        torch.testing.assert_close(load_method("attr", readout="final", head_fusion=fusion)(*toy).maps, expected)
+
+
+def test_attr_closed_form_is_the_full_product(toy):
+    vit, images, classes = toy
+    trace = vit.trace(images, grad=["attention"])
+    for clamp in (False, True):
+        weights = [
+            (0.5 * a * g).amax(1)
+            for a, g in zip(trace.attention, trace.layer_gradients(classes, "attention"), strict=True)
+        ]
+        weights = [w.clamp(min=0) if clamp else w for w in weights]
+        expected, layers, single = rollout([row_norm(residual(w)) for w in weights], True)
+        out = load_method("attr", clamp=clamp)(*toy, layers=True)
+        torch.testing.assert_close(out.maps, expected)
+        torch.testing.assert_close(out.layers, layers)
+        torch.testing.assert_close(out.single, single)
+        assert out.signed == (not clamp)
+
+
+def test_attr_with_some_heads(toy):
+    assert not torch.allclose(load_method("attr", heads=2)(*toy).maps, load_method("attr")(*toy).maps)
+    torch.testing.assert_close(load_method("attr", heads=3)(*toy).maps, load_method("attr")(*toy).maps)
+
+
+def test_legrad_with_the_last_layers(toy):
+    layers = load_method("legrad")(*toy, layers=True).layers
+    torch.testing.assert_close(load_method("legrad", last_layers=2)(*toy).maps, layers[:, 1:].sum(1))
+
+
+def test_legrad_with_the_final_logit(toy):
+    vit, images, classes = toy
+    gradients = vit.trace(images, grad=["attention"]).gradients(classes, "attention")
+    expected = sum(g.clamp(min=0).mean((1, 2))[:, 1:] for g in gradients)
+    torch.testing.assert_close(load_method("legrad", readout="final")(*toy).maps, expected)
+
+
+def test_agcam_without_detach_is_another_map(toy):
+    assert not torch.allclose(load_method("agcam", detach=False)(*toy).maps, load_method("agcam")(*toy).maps)
+
+
+def test_cdam_variants(toy):
+    signed = load_method("cdam", negatives="keep")(*toy)
+    assert signed.signed
+    assert signed.upsample == "nearest"
+    torch.testing.assert_close(load_method("cdam")(*toy).maps, signed.maps.clamp(min=0))
+    torch.testing.assert_close(load_method("cdam", negatives="abs")(*toy).maps, signed.maps.abs())
+    smooth = load_method("cdam", variant="smooth", negatives="keep", steps=3, noise=0.0)(*toy)
+    torch.testing.assert_close(smooth.maps, signed.maps)
+    assert not torch.allclose(load_method("cdam", variant="smooth", steps=3, negatives="keep")(*toy).maps, signed.maps)
+
+
+def test_cdam_integrated_is_the_mean_over_scaled_inputs(toy):
+    vit, images, classes = toy
+    tokens = vit.trace(images).tokens[-2]
+    expected = 0
+    for k in (1, 2, 3):
+        block = vit.blocks[-1]
+        normed = block.norm1(k / 4 * tokens).detach().requires_grad_()
+        middle = k / 4 * tokens + block.attn(normed)
+        logits = vit.head((middle + block.mlp(block.norm2(middle)))[:, 0])
+        (gradient,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), normed)
+        expected = expected + (normed * gradient).sum(-1)[:, 1:].detach() / 3
+    out = load_method("cdam", variant="integrated", steps=4, negatives="keep")(*toy)
+    torch.testing.assert_close(out.maps, expected)
+
+
+def test_gradcam_averages_over_patches_or_all_tokens(toy):
+    vit, images, classes = toy
+    (gradient,) = vit.trace(images, grad=["norm1"]).gradients(classes, "norm1", [1])
+    tokens = vit.trace(images).norm1[1][:, 1:]
+    expected = (gradient.mean(1, keepdim=True) * tokens).sum(-1)
+    torch.testing.assert_close(load_method("gradcam", tokens="all", layer=1, relu=False)(*toy).maps, expected)
+
+
+def test_discard_keeps_the_largest_and_the_class_token():
+    attention = torch.tensor([[[0.0, 0.4], [0.3, 0.1]]])
+    assert torch.equal(discard(attention, 0.5), torch.tensor([[[0.0, 0.4], [0.3, 0.0]]]))
+    assert torch.equal(discard(attention, 0.0), attention)
+
+
+def test_heatmaps():
+    out = Explanation(torch.tensor([[0.0, 1.0, 2.0, 4.0], [5.0, 5.0, 5.0, 5.0]]), (2, 2))
+    near = out.heatmaps((4, 4), "nearest")
+    assert torch.equal(near[0, ::3, ::3], torch.tensor([[0.0, 0.25], [0.5, 1.0]]))
+    smooth = out.heatmaps((4, 4))[0]
+    # bilinear without aligned corners: corners keep their value, the middle is mixed 9:3:3:1
+    assert torch.equal(smooth[[0, 0, 3, 3], [0, 3, 0, 3]], torch.tensor([0.0, 0.25, 0.5, 1.0]))
+    assert smooth[1, 1].item() == pytest.approx((9 * 0 + 3 * 1 + 3 * 2 + 1 * 4) / 16 / 4)
+    assert torch.equal(near[1], torch.zeros(4, 4))  # a constant map has nothing to show
+
+
+# ---------------------------------------------------------------------- other ViTs, bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "patches"),
+    [
+        ("deit_tiny_patch16_224", {}, 196),
+        ("deit3_small_patch16_224", {"embed_dim": 48, "num_heads": 3}, 196),  # LayerScale, no class position
+        ("vit_tiny_patch16_384", {"img_size": 384}, 576),
+        ("vit_base_patch32_224", {"embed_dim": 48, "num_heads": 3}, 49),
+        ("vit_base_patch16_clip_224", {"embed_dim": 48, "num_heads": 3}, 196),  # a norm before the blocks
+        ("vit_small_patch8_224", {"img_size": 64, "embed_dim": 48, "num_heads": 3}, 64),  # DINO's size
+        ("vit_tiny_patch16_224", {"qk_norm": True, "init_values": 0.5}, 196),
+    ],
+)
+def test_other_families(name, changes, patches):
+    torch.manual_seed(0)
+    model = timm.create_model(name, pretrained=False, depth=2, num_classes=5, **changes)
+    vit = ViT(model.double())
+    assert vit.patches == patches
+    images, classes = torch.randn(2, 3, *vit.image_size, dtype=torch.float64), torch.tensor([1, 4])
+    torch.testing.assert_close(vit.score(images), model.eval()(images).detach())
+    for method in METHODS:
+        out = load_method(method)(vit, images, classes)
+        assert out.maps.shape == (2, patches)
+        assert out.maps.isfinite().all()
+        alone = load_method(method)(vit, images[1:], classes[1:])
+        torch.testing.assert_close(alone.maps[0], out.maps[1], rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (torch.tensor([0, 1, 2, 7]), "class 7 is out of range: the model has classes 0 to 6"),
+        (torch.tensor([-1, 1, 2, 3]), "class -1 is out of range"),
+        (torch.tensor([0]), "4 images need as many classes"),
+    ],
+)
+def test_bad_classes(toy, method, classes, words):
+    with pytest.raises(UserError, match=words):
+        load_method(method)(*toy[:2], classes)
+
+
+@pytest.mark.parametrize(("method", "option"), [("gradcam", {"layer": 3}), ("cdam", {"layer": -4})])
+def test_a_layer_that_does_not_exist(toy, method, option):
+    with pytest.raises(UserError, match="the model has blocks 0 to 2"):
+        load_method(method, **option)(*toy)
+
+
+def test_gradcam_after_the_last_attention_is_refused(toy):
+    with pytest.raises(UserError, match="after the last attention only the class token has a gradient"):
+        load_method("gradcam", at="output")(*toy)
+
+
+def test_gradcam_at_a_blocks_output(toy):
+    vit, images, classes = toy
+    (gradient,) = vit.trace(images, grad=["tokens"]).gradients(classes, "tokens", [2])
+    expected = (gradient[:, 1:].mean(1, keepdim=True) * vit.trace(images).tokens[2][:, 1:]).sum(-1)
+    out = load_method("gradcam", at="output", layer=1, relu=False)(*toy, layers=True)
+    torch.testing.assert_close(out.maps, expected)
+    torch.testing.assert_close(out.layers[:, 1], expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_images_that_are_not_finite(toy, method):
+    vit, images, classes = toy
+    images = images.clone()
+    images[2, 0, 5, 5] = float("nan")
+    with pytest.raises(UserError, match="image 2 of the batch holds NaN or infinity"):
+        load_method(method)(vit, images, classes)
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("attr", {"readout": "x"}),
+        ("legrad", {"readout": "x"}),
+        ("gmar", {"norm": "l3"}),
+        ("cdam", {"negatives": "x"}),
+        ("chefer", {"relevance": "x"}),
+        ("dap", {"variant": "x"}),
+        ("ar", {"head_fusion": "x"}),
+        ("gradcam", {"tokens": "x"}),
+        ("gradcam", {"at": "x"}),
+    ],
+)
+def test_an_option_with_a_wrong_value(toy, method, option):
+    with pytest.raises(UserError, match="not x|not l3"):
+        load_method(method, **option)(*toy)
+
+
+def test_an_option_that_does_not_exist():
+    with pytest.raises(UserError, match="method 'gradcam' has no option 'rleu'; it has layer, at, relu, tokens"):
+        load_method("gradcam", rleu=False)

@@ -1,0 +1,169 @@
+"""A look inside must leave no trace on the model, and cost no more forward passes than needed."""
+
+import pytest
+import timm
+import torch
+
+from dap_bench import UserError, ViT, load_method, load_vit
+from dap_bench.explainers.ar import ar
+
+SMALL = {"pretrained": False, "embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
+
+
+def small(name="vit_tiny_patch16_224", **changes):
+    torch.manual_seed(0)
+    return timm.create_model(name, **{**SMALL, "img_size": 64, **changes})
+
+
+def snapshot(model):
+    """Everything that explaining could leave behind."""
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    return state, flags, [m.training for m in model.modules()], [b.attn.fused_attn for b in model.blocks], hooks
+
+
+def assert_same(before, after):
+    assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
+    assert before[1:] == after[1:]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("method", ["ar", "attr", "chefer", "gmar", "gradcam", "cdam", "agcam", "legrad", "dap"])
+def test_the_model_is_unchanged(method, training):
+    model = small().train(training)
+    model.blocks[0].attn.fused_attn = False  # a mixed model must come back mixed
+    model.head.bias.requires_grad_(False)
+    vit, images = ViT(model), torch.randn(2, 3, 64, 64)
+    before = snapshot(model)
+    load_method(method)(vit, images, torch.tensor([1, 2]), layers=True)
+    vit.score(images)
+    assert_same(before, snapshot(model))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("path", ["trace", "score"])
+def test_the_model_is_unchanged_after_an_exception(path):
+    model = small().train()
+    vit, before = ViT(model), snapshot(model)
+    broken = model.blocks[1].mlp.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        getattr(vit, path)(torch.randn(1, 3, 64, 64))
+    broken.remove()
+    assert_same(before, snapshot(model))
+
+
+def test_frozen_and_learning_models_give_the_same_maps():
+    images, classes = torch.randn(2, 3, 64, 64), torch.tensor([0, 3])
+    maps = [load_method("dap")(ViT(small().requires_grad_(on)), images, classes).maps for on in (True, False)]
+    assert torch.equal(*maps)
+    assert not maps[0].requires_grad
+
+
+def test_score_is_the_plain_model():
+    model, images = small(depth=3).eval(), torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        expected = model(images)
+    torch.testing.assert_close(ViT(model).score(images), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(ViT(model).trace(images).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_gradients_equal_finite_differences():
+    """d z_c / d T at the last norm1, against a difference quotient made by shifting that tensor."""
+    model = small().double().eval()
+    vit, images, classes = ViT(model), torch.randn(2, 3, 64, 64).double(), torch.tensor([1, 4])
+    (gradient,) = vit.trace(images, grad=["norm1"], start=-1).gradients(classes, "norm1", [-1])
+    direction, step = torch.randn_like(gradient), 1e-6
+
+    def logit(scale):
+        handle = model.blocks[-1].norm1.register_forward_hook(lambda m, i, out: out + scale * direction)
+        logits = vit.score(images).gather(1, classes[:, None])[:, 0]
+        handle.remove()
+        return logits
+
+    quotient = (logit(step) - logit(-step)) / (2 * step)
+    torch.testing.assert_close((gradient * direction).sum((1, 2)), quotient, rtol=1e-6, atol=1e-9)
+
+
+def test_one_forward_pass_serves_prior_attention_and_both_classes(monkeypatch):
+    model = small()
+    vit, images = ViT(model), torch.randn(2, 3, 64, 64)
+    passes = []
+    forward = model.forward_features
+    monkeypatch.setattr(model, "forward_features", lambda *a, **k: (passes.append(1), forward(*a, **k))[1])
+    explain = load_method("dap")
+    with vit.shared_traces():
+        explain(vit, images, torch.tensor([0, 1]))
+        explain(vit, images, torch.tensor([2, 3]))
+    assert len(passes) == 1
+    explain(vit, images, torch.tensor([0, 1]))
+    assert len(passes) == 2  # nothing is kept beyond the block
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("vit_tiny_patch16_224", {"class_token": False, "global_pool": "avg"}, "no class token"),
+        ("vit_tiny_patch16_224", {"global_pool": "avg"}, "does not read the class token"),
+        ("vit_tiny_patch16_224", {"reg_tokens": 4}, "5 tokens before the patches"),
+        ("vit_tiny_patch16_224", {"num_classes": 0}, "no class head"),
+        ("deit_tiny_distilled_patch16_224", {}, "2 tokens before the patches"),
+    ],
+)
+def test_a_model_that_cannot_be_explained_is_refused(name, changes, words):
+    with pytest.raises(UserError, match=words):
+        ViT(small(name, **changes))
+
+
+def test_windowed_attention_is_refused():
+    with pytest.raises(UserError, match="not a timm VisionTransformer"):
+        ViT(timm.create_model("swin_tiny_patch4_window7_224", pretrained=False, depths=(1, 1, 1, 1)))
+
+
+def test_parallel_blocks_are_refused():
+    from timm.models.vision_transformer import ParallelScalingBlock
+
+    with pytest.raises(UserError, match="ParallelScalingBlock"):
+        ViT(small(block_fn=ParallelScalingBlock))
+
+
+def test_wrong_image_size_is_one_sentence():
+    with pytest.raises(UserError, match=r"takes \[batch, 3, 64, 64\]"):
+        ViT(small()).score(torch.randn(1, 3, 32, 32))
+
+
+def test_the_mask_goes_through_the_same_geometry_as_the_image():
+    from PIL import Image
+
+    vit = load_vit("vit_shapes", device="cpu")
+    mask = Image.new("L", (448, 448))
+    mask.paste(255, (0, 0, 224, 448))  # the left half
+    expected = torch.zeros(224, 224, dtype=torch.bool)
+    expected[:, :112] = True
+    assert torch.equal(vit.mask(mask), expected)
+
+
+def test_bf16_scoring_stays_near_fp32():
+    model, images = small().eval(), torch.randn(4, 3, 64, 64)
+    full = ViT(model).score(images)
+    reduced = ViT(model, precision="bf16").score(images)
+    assert reduced.dtype == torch.float32
+    assert not torch.equal(full, reduced)
+    torch.testing.assert_close(full, reduced, rtol=0, atol=0.05)
+
+
+def test_rollout_row_sums_to_one():
+    vit = ViT(small(depth=3))
+    out = ar(vit, torch.randn(2, 3, 64, 64), torch.tensor([0, 0]), layers=True)
+    assert out.layers.shape == (2, 3, 16)
+    assert (out.layers.sum(-1) < 1).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("method", ["ar", "dap", "chefer", "agcam", "legrad"])
+def test_cuda_gives_the_maps_of_the_cpu(method):
+    images, classes = torch.randn(2, 3, 64, 64), torch.tensor([1, 2])
+    here = load_method(method)(ViT(small()), images, classes).maps
+    there = load_method(method)(ViT(small().cuda()), images.cuda(), classes.cuda()).maps.cpu()
+    torch.testing.assert_close(here, there, rtol=1e-3, atol=1e-5)
