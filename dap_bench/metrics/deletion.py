@@ -1,0 +1,67 @@
+"""Del and Ins: p(y) while the most relevant part of the image is removed, or inserted (Petsiuk et al., 2018).
+
+Both are areas under a curve over the share of the image taken, 0 to 1 with both end points. Del begins at the image
+and ends at its baseline, Ins begins at its baseline and ends at the image. Neither is divided by p(y|x).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dap_bench.errors import UserError
+from dap_bench.metrics.base import Batch
+from dap_bench.metrics.perturbation import Perturbation, area, curve, interior
+
+
+@dataclass(frozen=True)
+class Deletion(Perturbation):
+    steps: int = 20  # intervals of the curve
+    auc: str = "trapezoid"  # trapezoid | mean
+
+    better: ClassVar[str] = "lower"
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 1 or self.auc not in ("trapezoid", "mean"):
+            raise UserError(f"steps={self.steps} must be at least 1 and auc={self.auc} trapezoid or mean.")
+
+    def __call__(self, batch: Batch) -> Tensor:
+        return area(self.curves(batch), self.auc)
+
+    def curves(self, batch: Batch) -> Tensor:
+        """p(y) [B,steps+1], kept with the batch."""
+        ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
+        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=blank, into=batch.images)
+        return batch.keep("deletion", [batch.confidence, *middle.unbind(1), self.blank_probability(batch, blank)])
+
+
+@dataclass(frozen=True)
+class Insertion(Deletion):
+    baseline: str = "blur"
+
+    better: ClassVar[str] = "higher"
+
+    def curves(self, batch: Batch) -> Tensor:
+        ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
+        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=batch.images, into=blank)
+        return batch.keep("insertion", [self.blank_probability(batch, blank), *middle.unbind(1), batch.confidence])
+
+
+@dataclass(frozen=True)
+class BetweenCurves(Deletion):
+    """ABPC: deletion beginning with the least relevant, minus deletion beginning with the most relevant."""
+
+    better: ClassVar[str] = "higher"
+
+    def curves(self, batch: Batch) -> Tensor:
+        total = self.units(batch)
+        ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
+        ends = [batch.confidence, self.blank_probability(batch, blank)]
+        counts = interior(self.steps, total)
+        most = curve(batch, ranks, counts, of=blank, into=batch.images)
+        least = curve(batch, total - 1 - ranks, counts, of=blank, into=batch.images)
+        flat = torch.zeros_like(ends[0])
+        return batch.keep("abpc", [flat, *(least - most).unbind(1), flat])

@@ -1,0 +1,46 @@
+"""Does the heatmap lie on the object? For sources that know where the object is; NaN where it is not known."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from dap_bench.metrics.base import Batch
+
+
+@dataclass(frozen=True)
+class Pointing:
+    """1 where the heatmap's maximum is inside the object, else 0; the first maximum in raster order."""
+
+    upsample: str | None = None
+
+    better: ClassVar[str] = "higher"
+    needs: ClassVar[tuple[str, ...]] = ("masks",)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        values, inside = batch.values(batch.explanation, "pixel", self.upsample), masks(batch)
+        hits = inside.gather(1, values.argmax(1, keepdim=True))[:, 0]
+        return hits.where(values.amax(1) > 0, torch.nan)  # a constant map points nowhere
+
+
+@dataclass(frozen=True)
+class MassInside:
+    """The share of the heatmap's mass that lies inside the object."""
+
+    upsample: str | None = None
+
+    better: ClassVar[str] = "higher"
+    needs: ClassVar[tuple[str, ...]] = ("masks",)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        values, inside = batch.values(batch.explanation, "pixel", self.upsample).double(), masks(batch)
+        return (values * inside).sum(1) / values.sum(1)
+
+
+def masks(batch: Batch) -> Tensor:
+    """1 inside the object, 0 outside [B,H*W]; a row of NaN where no object is known or it was cropped away."""
+    height, width = batch.vit.image_size
+    known = [mask if mask is not None and mask.any() else None for mask in batch.masks]
+    rows = [torch.full((height * width,), torch.nan) if mask is None else mask.flatten() for mask in known]
+    return torch.stack([row.double() for row in rows]).to(batch.images.device)

@@ -1,0 +1,131 @@
+"""Scoring perturbed images at the speed of the bare model.
+
+A perturbed image takes some pixels from one image and the rest from another. Which ones is said by ranks: pixel i is
+taken when rank_i < count, so an order of relevance and a list of counts describe a whole curve. All (image, count)
+jobs of a batch form one flat stream that is cut into chunks of a bounded size, built on the device and scored.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchvision.transforms.functional import gaussian_blur
+
+from dap_bench.errors import UserError
+from dap_bench.explainers.base import Explanation
+from dap_bench.metrics.base import Batch
+
+BASELINES = ("zero", "black", "mean", "blur")
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Options that Del, Ins and TCC share."""
+
+    unit: str = "pixel"  # what is taken at a time: pixel (in the heatmap's order) or patch
+    upsample: str | None = None  # None: as the method's authors do
+    baseline: str = "zero"  # zero (after normalisation: grey) | black | mean (colour of the image) | blur
+    kernel: int = 51  # of blur, in pixels
+    sigma: float = 10.0  # of blur
+    ties: str = "stable"  # among equal values: stable (raster order) | random
+    seed: int = 0  # of random ties
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("unit", self.unit, ("pixel", "patch")),
+            ("baseline", self.baseline, BASELINES),
+            ("ties", self.ties, ("stable", "random")),
+        ):
+            if value not in allowed:
+                raise UserError(f"{name} is one of {', '.join(allowed)}, not {value}.")
+
+    def ranks(self, batch: Batch, explanation: Explanation) -> Tensor:
+        """Rank of every pixel's unit [B,H*W], 0 the most relevant."""
+        values = batch.values(explanation, self.unit, self.upsample)
+        order = order_of(values, self.ties, self.seed)
+        ranks = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1]).to(order).expand_as(order))
+        return ranks if self.unit == "pixel" else ranks[:, patch_of_pixel(batch)]
+
+    def units(self, batch: Batch) -> int:
+        height, width = batch.vit.image_size
+        return height * width if self.unit == "pixel" else batch.vit.patches
+
+    def blank(self, batch: Batch) -> Tensor:
+        """The baseline's images [B,3,H,W]."""
+        images = batch.images
+        if self.baseline == "zero":
+            return torch.zeros_like(images)
+        if self.baseline == "black":
+            return batch.vit.normalised(0.0).to(images).expand_as(images)
+        if self.baseline == "mean":
+            return images.mean((2, 3), keepdim=True).expand_as(images)
+        return gaussian_blur(images, [self.kernel, self.kernel], [self.sigma, self.sigma])
+
+    def blank_probability(self, batch: Batch, blank: Tensor) -> Tensor:
+        """p(y) of the baseline's images, once per image whoever asks."""
+        key = (self.baseline, self.kernel, self.sigma) if self.baseline == "blur" else (self.baseline,)
+        return batch.once(key, lambda: probabilities(batch, lambda chosen: blank[chosen], len(blank)))
+
+
+def order_of(values: Tensor, ties: str, seed: int) -> Tensor:
+    """Indices of each row of [B,n] from the largest value to the smallest."""
+    if ties == "stable":
+        return values.sort(dim=1, descending=True, stable=True).indices
+    # one shuffle for all images: a batch must not change its images' values
+    shuffle = torch.randperm(values.shape[1], generator=torch.Generator().manual_seed(seed)).to(values.device)
+    return shuffle[values[:, shuffle].sort(dim=1, descending=True, stable=True).indices]
+
+
+def patch_of_pixel(batch: Batch) -> Tensor:
+    """The patch that each pixel belongs to [H*W]."""
+    (rows, columns), (height, width) = batch.vit.grid, batch.vit.image_size
+    row, column = torch.arange(height) * rows // height, torch.arange(width) * columns // width
+    return (row[:, None] * columns + column[None, :]).flatten().to(batch.images.device)
+
+
+def curve(batch: Batch, ranks: Tensor, counts: Sequence[int], of: Tensor, into: Tensor) -> Tensor:
+    """p(y) [B,counts] when the pixels of rank below each count are taken from `of` and the others from `into`."""
+    steps = torch.tensor(list(counts), device=ranks.device)
+    ranks = ranks.unflatten(1, batch.vit.image_size)
+
+    def build(jobs: Tensor) -> Tensor:
+        image, step = jobs // len(steps), jobs % len(steps)
+        taken = ranks[image] < steps[step, None, None]
+        return torch.where(taken[:, None], of[image], into[image])
+
+    return probabilities(batch, build, len(ranks) * len(steps), len(steps)).unflatten(0, (len(ranks), len(steps)))
+
+
+@torch.inference_mode()
+def probabilities(batch: Batch, build: Callable[[Tensor], Tensor], total: int, per_image: int = 1) -> Tensor:
+    """p(y) [total] of the images that `build` makes for job numbers; job j belongs to image j // per_image."""
+    jobs = torch.arange(total, device=batch.images.device)
+    found, done = [], 0
+    while done < total:
+        chosen = jobs[done : done + batch.chunk]
+        try:
+            scores = batch.vit.score(build(chosen))
+        except torch.OutOfMemoryError:
+            if batch.chunk == 1:
+                raise
+            batch.chunk = max(1, batch.chunk // 2)
+            log.warning("out of memory: perturbed images are now scored %d at a time", batch.chunk)
+            torch.cuda.empty_cache()
+            continue
+        classes = batch.predicted[chosen // per_image]
+        found.append(scores.double().softmax(1).gather(1, classes[:, None])[:, 0])
+        done += len(chosen)
+    return torch.cat(found)
+
+
+def area(curves: Tensor, rule: str) -> Tensor:
+    """Area under each row of [B,points] on [0,1]: the trapezoid rule, or the mean of the points."""
+    return torch.trapezoid(curves, dx=1 / (curves.shape[1] - 1), dim=1) if rule == "trapezoid" else curves.mean(1)
+
+
+def interior(steps: int, total: int) -> list[int]:
+    """How many of `total` units are taken at the points strictly between the two ends of a curve."""
+    return [round(step * total / steps) for step in range(1, steps)]

@@ -1,0 +1,147 @@
+"""Metrics of the map itself: CS, AFS, LDA, localisation, and the ranks they rest on."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy.stats import rankdata, spearmanr
+
+from dap_bench import UserError, load_method, load_metrics, load_vit
+from dap_bench.data.shapes import draw
+from dap_bench.explainers.base import Explanation
+from dap_bench.metrics.afs import FlowSparsity
+from dap_bench.metrics.base import Batch, ranks, spearman
+from dap_bench.metrics.cs import ClassSensitivity
+from dap_bench.metrics.lda import DecisionAlignment
+from dap_bench.metrics.localisation import MassInside, Pointing
+
+
+class Toy:
+    grid, image_size, patches = (2, 2), (4, 4), 4
+
+
+def batch_of(predicted, alternative=None, layers=None, masks=(), upsample="nearest"):
+    def explain(vit, images, classes, layers=False):
+        maps = predicted if classes[0] == 0 else alternative
+        return Explanation(torch.tensor(maps), (2, 2), layer_maps, upsample=upsample)
+
+    layer_maps = torch.tensor(layers) if layers is not None else None
+    n = len(predicted)
+    zeros = torch.zeros(n, dtype=torch.long)
+    return Batch(Toy(), explain, torch.zeros(n, 3, 4, 4), zeros, zeros + 1, torch.ones(n), masks=list(masks))
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays(np.int64, (3, 17), elements=st.integers(0, 6)), arrays(np.int64, (3, 17), elements=st.integers(0, 6)))
+def test_spearman_is_scipys_with_ties(a, b):
+    np.testing.assert_array_equal(ranks(torch.from_numpy(a)).numpy(), rankdata(a, axis=1) - 1)
+    ours = spearman(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+    for row in range(3):
+        if np.ptp(a[row]) == 0 or np.ptp(b[row]) == 0:
+            assert np.isnan(ours[row])
+        else:
+            assert ours[row] == pytest.approx(spearmanr(a[row], b[row]).statistic, abs=1e-12)
+
+
+def test_cs_by_hand():
+    """Ranks 0 1 2 3 against 0 1 3 2: rho = 1 - 6 * 2 / (4 * 15) = 0.8; the opposite order: -1."""
+    batch = batch_of([[1.0, 2.0, 3.0, 4.0]] * 3, [[1.0, 2.0, 4.0, 3.0], [9.0, 8.0, 7.0, 6.0], [1.0, 2.0, 3.0, 4.0]])
+    assert ClassSensitivity(unit="patch")(batch).tolist() == pytest.approx([0.1, 1.0, 0.0])
+    assert ClassSensitivity(unit="patch", formula="as_printed")(batch).tolist() == pytest.approx([0.6, 1.5, 0.5])
+    # four equal pixels of each patch share a mean rank: the same correlation
+    assert ClassSensitivity(unit="pixel")(batch).tolist() == pytest.approx([0.1, 1.0, 0.0])
+
+
+def test_afs_by_hand():
+    """Scaled to 0 .25 .5 1 (sum 1.75): the top patch of four has 1/1.75; the top two 1.5/1.75."""
+    batch = batch_of([[2.0, 3.0, 4.0, 6.0]])
+    assert FlowSparsity(unit="patch")(batch).item() == pytest.approx(1 / 1.75)
+    assert FlowSparsity(unit="patch", fraction=0.5)(batch).item() == pytest.approx(1.5 / 1.75)
+    # 16 pixels of the nearest heatmap, four for each patch: the top 10 % are two of the four largest
+    assert FlowSparsity(unit="pixel")(batch).item() == pytest.approx(2 / 7)
+    assert FlowSparsity(unit="pixel", rounding="floor")(batch).item() == pytest.approx(1 / 7)
+
+
+def test_a_constant_map_has_no_value():
+    batch = batch_of([[1.0, 1.0, 1.0, 1.0]], [[1.0, 2.0, 3.0, 4.0]], masks=[torch.ones(4, 4, dtype=torch.bool)])
+    for metric in (ClassSensitivity(), FlowSparsity(), MassInside(), Pointing()):
+        assert torch.isnan(metric(batch)).all(), metric
+
+
+def lda(**options):
+    return DecisionAlignment(prior=load_method("gradcam"), **options)
+
+
+def test_lda_by_hand():
+    """Layer 1 in the opposite order of the final map, layer 2 with one swap, layer 3 the final map itself."""
+    final = [1.0, 2.0, 3.0, 4.0]
+    layers = [[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 4.0, 3.0], final]
+    batch = batch_of([final], layers=[layers])
+    assert lda()(batch).item() == pytest.approx((-1 + 0.8 + 1) / 3)
+    assert batch.curves["lda"][0].tolist() == pytest.approx([-1, 0.8, 1])
+    assert lda(layers="all_but_last")(batch).item() == pytest.approx((-1 + 0.8) / 2)
+    assert lda(unit="pixel")(batch).item() == pytest.approx((-1 + 0.8 + 1) / 3)
+
+
+def test_lda_without_layer_maps_has_no_value():
+    assert torch.isnan(lda()(batch_of([[1.0, 2.0, 3.0, 4.0]]))).all()
+
+
+def test_lda_readings_on_a_vit():
+    vit = load_vit("vit_shapes", device="cpu")
+    images = torch.stack([vit.transform(draw(index)[0]) for index in range(2)])
+    batch = Batch.of(vit, load_method("dap"), images, layers=True)
+    attention = [a.mean(1)[:, 0, 1:] for a in vit.trace(images).attention]
+    out, prior = batch.explanation, load_method("gradcam")(vit, images, batch.predicted).maps
+
+    def mean_rho(maps, reference):
+        rhos = [[spearmanr(m[at], reference[at]).statistic for m in maps] for at in range(2)]
+        return pytest.approx(np.mean(rhos, 1).tolist(), abs=1e-6)
+
+    layers, single = out.layers.unbind(1), out.single.unbind(1)
+    assert lda()(batch).tolist() == mean_rho(layers, out.maps)
+    assert lda(reference="prior")(batch).tolist() == mean_rho(layers, prior)
+    assert lda(reference="last_attention")(batch).tolist() == mean_rho(layers, attention[-1])
+    assert lda(intermediate="single")(batch).tolist() == mean_rho(single, out.maps)
+    assert lda(intermediate="raw_attention")(batch).tolist() == mean_rho(attention, out.maps)
+
+
+def test_lda_with_a_wrong_option():
+    with pytest.raises(UserError, match="LDA's reference is one of"):
+        lda(reference="first")
+
+
+def test_localisation_by_hand():
+    """The object is the right half. Scaled maps 0 1 .5 .5 and 1 0 0 .25; 1.5/2 and .25/1.25 of their mass is inside."""
+    inside = torch.zeros(4, 4, dtype=torch.bool)
+    inside[:, 2:] = True
+    batch = batch_of([[0.0, 2.0, 1.0, 1.0], [4.0, 0.0, 0.0, 1.0]], masks=[inside, inside])
+    assert Pointing()(batch).tolist() == [1.0, 0.0]
+    assert MassInside()(batch).tolist() == pytest.approx([0.75, 0.2])
+
+
+@pytest.mark.parametrize("mask", [None, torch.zeros(4, 4, dtype=torch.bool)])
+def test_localisation_without_an_object_has_no_value(mask):
+    batch = batch_of([[0.0, 2.0, 1.0, 1.0]], masks=[mask])
+    assert torch.isnan(Pointing()(batch)).all()
+    assert torch.isnan(MassInside()(batch)).all()
+
+
+def test_presets():
+    paper = load_metrics("paper")
+    assert list(paper) == ["deletion", "insertion", "cs", "tcc", "afs", "lda"]
+    assert [m.better for m in paper.values()] == ["lower", "higher", "higher", "higher", "higher", "higher"]
+    assert (paper["deletion"].unit, paper["deletion"].baseline) == ("pixel", "zero")
+    assert (paper["insertion"].baseline, paper["insertion"].kernel, paper["insertion"].sigma) == ("blur", 51, 10.0)
+    assert (paper["tcc"].unit, paper["tcc"].baseline, paper["cs"].unit, paper["afs"].unit) == (
+        "patch",
+        "zero",
+        "pixel",
+        "pixel",
+    )
+    printed = load_metrics("as_printed")
+    assert list(printed) == list(paper)
+    assert printed["cs"].formula == "as_printed"
+    assert {printed[name].unit for name in printed} == {"patch"}
