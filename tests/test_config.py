@@ -1,0 +1,160 @@
+"""Every config composes and makes what it says; the defaults in YAML and in code are the same."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from dap_bench import UserError, config, load_method, load_metrics, load_vit
+
+TAGS = {"vit_t": "tiny", "vit_s": "small", "vit_b": "base", "vit_l": "large"}
+
+
+@pytest.mark.parametrize("method", config.choices("method"))
+def test_every_method_instantiates_with_every_option_in_its_yaml(method):
+    node = config.compose(f"method={method}").method
+    explain = config.instantiate(node)
+    signature = inspect.signature(explain.func)
+    options = {name for name, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert options == {name for name in node if not name.startswith("_")}
+    if method not in ("dap_source", "dap_target", "dap_final", "dap_uniform"):
+        defaults = {n: signature.parameters[n].default for n in options - {"prior"}}
+        assert defaults == {name: node[name] for name in options - {"prior"}}
+
+
+@pytest.mark.parametrize("prior", config.choices("method/prior"))
+def test_every_prior_is_its_method(prior):
+    assert (
+        config.compose("method=dap", f"method/prior={prior}").method.prior == config.compose(f"method={prior}").method
+    )
+
+
+def test_every_explainer_can_be_a_prior():
+    assert set(config.choices("method/prior")) == {m for m in config.choices("method") if not m.startswith("dap")}
+
+
+@pytest.mark.parametrize("metric", config.choices("metric"))
+def test_every_metric_instantiates_with_every_option_in_its_yaml(metric):
+    node = config.compose(f"metric={metric}").metric
+    for name, made in config.instantiate_metrics(node).items():
+        assert made.better in ("higher", "lower")
+        if is_dataclass(made):
+            assert {field.name for field in fields(made)} == {key for key in node[name] if not key.startswith("_")}
+
+
+@pytest.mark.parametrize("group", ["data", "sampler", "model"])
+def test_every_other_choice_composes(group):
+    for choice in config.choices(group):
+        node = config.compose(f"{group}={choice}")[group]
+        assert hydra.utils.get_object(node._target_)
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_models_spell_their_tags_and_bring_imagenet(name):
+    cfg = config.compose(f"model={name}")
+    assert cfg.model.tag == f"vit_{TAGS[name]}_patch16_224.augreg_in21k_ft_in1k"
+    assert (cfg.data.repo, cfg.data.split) == ("ILSVRC/imagenet-1k", "train")
+    assert config.compose(f"model={name}", "data=parquet", "data.path=x").data.path == "x"
+
+
+def test_the_papers_samplings():
+    cfg = config.compose("model=vit_b", "sampler=balanced")
+    assert (cfg.sampler.classes, cfg.sampler.per_class) == (200, 4)
+    assert config.compose("model=vit_b", "sampler=non_balanced").sampler.n == 800
+
+
+def test_without_arguments_the_embedded_default_is_run():
+    cfg = config.compose()
+    assert cfg.data._target_.endswith("Shapes")
+    assert cfg.model.checkpoint == "package://weights/vit_shapes.safetensors"
+    assert config.compose("sampler=balanced").sampler.classes == 12
+
+
+def test_load_method_chooses_sub_configs_by_name():
+    explain = load_method("dap", prior="legrad", variant="source")
+    assert explain.keywords["prior"].func.__name__ == "legrad"
+    assert explain.keywords["variant"] == "source"
+
+
+def test_load_metrics_by_name_and_by_preset():
+    assert list(load_metrics("afs", "cs")) == ["afs", "cs"]
+    assert {"cs", "afs"} <= set(load_metrics("paper"))
+
+
+def test_load_vit_by_timm_tag():
+    vit = load_vit(
+        "vit_tiny_patch16_224", device="cpu", checkpoint="package://weights/vit_shapes.safetensors", **small()
+    )
+    assert (vit.depth, vit.classes) == (6, 12)
+
+
+def small():
+    node = OmegaConf.to_container(config.compose().model)
+    return {key: node[key] for key in ("num_classes", "embed_dim", "depth", "num_heads")}
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: load_method("dapp"), "Could not find 'method/dapp'.*Available options"),
+        (
+            lambda: load_vit("vit_tinny_patch16_224", device="cpu"),
+            "timm has no model .* did you mean vit_tiny_patch16_224",
+        ),
+        (lambda: load_vit("vit_shapes", device="cpu", checkpoint="nowhere"), "nowhere does not exist"),
+        (lambda: load_vit("vit_shapes", device="cuda:99"), "device=cuda:99 was asked for"),
+        (lambda: load_vit("vit_shapes", device="gpu"), "device=gpu is unknown; use auto, cpu, cuda"),
+        (lambda: load_vit("vit_shapes", device="cpu", precision="fp8"), "precision=fp8 is unknown"),
+        (lambda: load_vit("vit_shapes", device="cpu", depth=5), "does not fit"),
+    ],
+)
+def test_mistakes_are_sentences(call, words):
+    with pytest.raises(UserError, match=words):
+        call()
+
+
+def test_a_pickle_is_never_executed(tmp_path):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return print, ("executed",)
+
+    (tmp_path / "evil.pth").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UserError, match="cannot be read .* expected safetensors"):
+        load_vit("vit_shapes", device="cpu", checkpoint=str(tmp_path / "evil.pth"))
+
+
+def test_the_wheel_carries_conf_and_weights(tmp_path):
+    from pathlib import Path
+
+    root = Path(__file__).parents[1]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(root),
+    ]
+    made = subprocess.run(command, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    code = (
+        f"import sys; sys.path.insert(0, {str(wheel.with_suffix(''))!r});"
+        "import dap_bench; from dap_bench import config;"
+        "assert dap_bench.__file__.startswith(sys.path[0]), dap_bench.__file__;"
+        "assert str(config.CONF).startswith(sys.path[0]); cfg = config.compose('method=dap');"
+        "assert config.resolve_checkpoint(cfg.model.checkpoint).is_file(); print(cfg.method.prior._target_)"
+    )
+    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(wheel.with_suffix(""))], check=True)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert out.stdout.strip() == "dap_bench.explainers.gradcam.gradcam", out.stderr

@@ -1,0 +1,121 @@
+"""The command line: bad input is one sentence and exit code 2, and never a traceback."""
+
+import re
+import sys
+
+import pytest
+
+from dap_bench import store
+from dap_bench.__main__ import main
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path, tmp_path_factory):
+    def call(*arguments):
+        cache = tmp_path_factory.getbasetemp() / "cache"
+        monkeypatch.setattr(
+            sys, "argv", ["dap_bench", *arguments, f"results_dir={tmp_path}/results", f"cache_dir={cache}"]
+        )
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["method=nope"], "Could not find 'method/nope'.*ar.*dap.*gradcam"),
+        (["model=nope"], "Could not find 'model/nope'.*vit_b"),
+        (["sampler=nope"], "Could not find 'sampler/nope'.*balanced"),
+        (["metric=[cs,nope]"], "Could not load 'metric/nope'.*afs, .*cs, deletion"),
+        (["nonsense=1"], "Could not override 'nonsense'"),
+        (["method.nonsense=1"], "Could not override 'method.nonsense'"),
+        (["data=parquet"], "Missing mandatory value: data.path"),
+        (["data=parquet", "data.path=/does/not/exist"], "data.path=/does/not/exist holds no Parquet file"),
+        (["data=imagefolder", "data.path=/does/not/exist"], "is not a folder"),
+        (["device=cuda:77"], "device=cuda:77 was asked for"),
+        (["model.checkpoint=/does/not/exist"], "cannot be read"),
+        (["batch_size=0"], "batch_size=0 must be at least 1"),
+        (["overwrite=maybe"], "use true, false or failed"),
+        (["shard=2/1"], "must be i/n"),
+        (["sampler.n=999999"], "more images than the source has"),
+        (["sampler=balanced", "sampler.classes=13"], "use sampler.classes=12 or fewer"),
+        (["name=../../escape", "sampler.n=2"], "cannot be part of a path"),
+    ],
+)
+def test_bad_input(command, arguments, words):
+    code, _, error = command(*arguments)
+    assert code == 2, error
+    assert error.startswith("dap_bench: ")
+    assert re.search(words, error.replace("\n", " ")), error
+    assert "Traceback" not in error
+
+
+def test_one_cell(command, tmp_path):
+    code, out, error = command("sampler.n=4", "batch_size=2", "method=ar", "metric=[afs]", "name=mine")
+    assert code == 0, error
+    (cell,) = store.cells(tmp_path / "results")
+    assert f"{cell.folder}: n=4, failed=0" in out
+    assert {row["method"] for row in cell.rows()} == {"mine"}
+    assert "images/s" in error  # the progress line
+    assert "afs=" in error
+
+
+def test_a_results_folder_that_cannot_be_written(monkeypatch, capsys, tmp_path):
+    for flags in ([], ["-m"]):
+        arguments = [*flags, "results_dir=/dev/null/x", f"cache_dir={tmp_path}", "sampler.n=2", "method=ar"]
+        monkeypatch.setattr(sys, "argv", ["dap_bench", *arguments])
+        with pytest.raises(SystemExit, match="2"):
+            main()
+        assert re.search(r"/dev/null/x.*cannot be", capsys.readouterr().err)
+
+
+def test_a_sweep_goes_on_after_a_cell_that_cannot_run(command, tmp_path):
+    code, _, error = command("-m", "method=gradcam", "method.layer=99,-1", "sampler.n=2", "metric=[afs]")
+    assert code == 2
+    assert "layer=99 is not a block" in error
+    assert "Traceback" not in error
+    done = [cell for cell in store.cells(tmp_path / "results") if len(cell.rows()) == 2]
+    assert [cell.info["config"]["method"]["layer"] for cell in done] == [-1]
+
+
+def test_a_sweep_over_methods_and_samplers(command, tmp_path):
+    sweep = ["-m", "method=ar,dap", "sampler=balanced,non_balanced", "metric=[afs]", "data.size=60"]
+    code, _, error = command(*sweep)
+    assert code == 2  # 60 images hold 5 of each class, but not 800
+    assert "sampler.n=800 asks for more images than the source has (60)" in error
+    found = {(cell.info["method"], cell.info["sampler"], cell.info["n"]) for cell in store.cells(tmp_path / "results")}
+    assert found == {("ar", "balanced", 48), ("dap", "balanced", 48)}
+
+
+def test_help_shows_groups_and_commands(command):
+    code, out, _ = command("--help")
+    assert code in (0, None)
+    for word in (
+        "method: agcam, ar, attr",
+        "vit_shapes",
+        "python -m dap_bench model=vit_b method=dap",
+        "sampler.per_class",
+    ):
+        assert word in out
+    assert out.count("python -m dap_bench ") >= 5
+
+
+def test_the_hub_out_of_reach(command, monkeypatch):
+    from huggingface_hub import HfApi
+
+    def fail(*_, **__):
+        raise ConnectionError
+
+    monkeypatch.setattr(HfApi, "auth_check", fail)
+    code, _, error = command("model=vit_b", "method=dap")
+    assert code == 2
+    assert "data=parquet data.path=FOLDER" in error
+    assert "Traceback" not in error

@@ -1,0 +1,319 @@
+"""From config to rows on the embedded default: resume, failures, shards, fingerprints."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from dap_bench import UserError, config, runner, store
+
+FAST = ["sampler.n=12", "batch_size=3", "metric=[cs,afs]", "device=cpu"]
+NAMES = {"model": "vit_shapes", "sampler": "non_balanced", "data": "shapes"}
+
+
+@pytest.fixture
+def cache(tmp_path_factory):
+    return tmp_path_factory.getbasetemp() / "cache"
+
+
+def run(folder, cache, *overrides, method="gradcam"):
+    cfg = config.compose(*FAST, f"method={method}", f"results_dir={folder}", f"cache_dir={cache}", *overrides)
+    return runner.run(cfg, {**NAMES, "method": method})
+
+
+def values(cell):
+    """Every row without what may differ between runs, time; NaN as text, so that it equals itself."""
+    return {
+        row["sample_id"]: {k: "nan" if v != v else v for k, v in row.items() if k != "seconds"} for row in cell.rows()
+    }
+
+
+def close(one, other):
+    return one == other or one == pytest.approx(other, abs=1e-4)
+
+
+def test_rows_say_everything(tmp_path, cache):
+    cell = run(tmp_path, cache)
+    rows = cell.rows()
+    assert len(rows) == 12
+    first = rows[0]
+    assert set(store.COLUMNS.names) | {"cs", "afs"} == set(first)
+    assert (first["model"], first["method"], first["sampler"], first["data"]) == (
+        "vit_shapes",
+        "gradcam",
+        "non_balanced",
+        "shapes",
+    )
+    assert first["fingerprint"] == cell.folder.name
+    assert all(row["status"] == "ok" and row["predicted"] != row["alternative"] for row in rows)
+    assert cell.info["metrics"] == {"cs": "higher", "afs": "higher"}
+    assert cell.info["config"]["sampler"]["n"] == 12
+    digest = cell.info["identity"]["samples"]
+    manifest = (tmp_path / "samples" / f"{digest}.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in manifest[1:]] == [row["sample_id"] for row in rows]
+
+
+def test_rows_are_what_the_library_gives(tmp_path, cache):
+    from dap_bench import load_method, load_metrics, load_vit
+    from dap_bench.data.images import decode
+    from dap_bench.metrics.base import Batch
+
+    cell = run(tmp_path, cache)
+    samples = runner.sample_set(config.compose(*FAST, f"cache_dir={cache}"))
+    vit, explain = load_vit("vit_shapes", device="cpu"), load_method("gradcam")
+    images = torch.stack([vit.transform(decode(data)) for data, _ in samples.read(range(3))])
+    probabilities, classes = vit.score(images).double().softmax(1).topk(2)
+    batch = Batch.of(vit, explain, images)
+    expected = {name: metric(batch).tolist() for name, metric in load_metrics("cs", "afs").items()}
+    for at, row in enumerate(cell.rows()[:3]):
+        assert (row["predicted"], row["alternative"]) == tuple(classes[at].tolist())
+        assert row["confidence"] == pytest.approx(probabilities[at, 0].item(), rel=1e-6)
+        assert row["cs"] == pytest.approx(expected["cs"][at], rel=1e-6, nan_ok=True)
+        assert row["afs"] == pytest.approx(expected["afs"][at], rel=1e-6)
+
+
+def test_a_finished_cell_loads_nothing(tmp_path, cache, monkeypatch):
+    cell = run(tmp_path, cache)
+    monkeypatch.setattr(runner, "_Work", lambda *_: pytest.fail("a finished cell was computed again"))
+    before = cell.parts()
+    assert run(tmp_path, cache).parts() == before
+
+
+def test_a_finished_cell_does_not_import_torch(tmp_path, cache):
+    arguments = ["method=gradcam", *FAST, f"results_dir={tmp_path}", f"cache_dir={cache}"]
+    # named as the command line names it, so that the second process finds the cell
+    subprocess.run([sys.executable, "-m", "dap_bench", *arguments], check=True, capture_output=True)
+    code = (
+        "import sys; sys.argv[1:] = " + repr(arguments) + "; from dap_bench.__main__ import main; main();"
+        "assert 'torch' not in sys.modules and 'datasets' not in sys.modules; print('light')"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert out.stdout.splitlines()[-1] == "light", out.stderr
+
+
+def test_resume_computes_what_is_missing_and_nothing_else(tmp_path, cache):
+    cell = run(tmp_path, cache)
+    whole, parts = values(cell), cell.parts()
+    kept = {part: part.stat().st_mtime_ns for part in (parts[0], parts[2])}
+    parts[1].unlink()
+    parts[3].write_bytes(b"garbage")
+    assert values(run(tmp_path, cache)) == whole
+    assert {part: part.stat().st_mtime_ns for part in kept} == kept
+    assert len(cell.parts()) == 4
+
+
+def test_kill_9_loses_at_most_a_batch(tmp_path, cache):
+    common = [*FAST, "method=gradcam", f"cache_dir={cache}"]
+    whole = [sys.executable, "-m", "dap_bench", *common, f"results_dir={tmp_path / 'whole'}"]
+    subprocess.run(whole, check=True, capture_output=True)
+    (undisturbed,) = store.cells(tmp_path / "whole")
+    arguments = [*common, f"results_dir={tmp_path / 'killed'}"]
+    deaths = 0
+    for wanted in (1, 2, 3):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dap_bench", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while len(list((tmp_path / "killed").rglob("part-*.parquet"))) < wanted and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        deaths += process.wait() == -signal.SIGKILL
+    assert deaths >= 1
+    subprocess.run([sys.executable, "-m", "dap_bench", *arguments], check=True, capture_output=True)
+    (cell,) = store.cells(tmp_path / "killed")
+    ids = [row["sample_id"] for part in cell.parts() for row in store.pq.read_table(part).to_pylist()]
+    assert len(ids) == len(set(ids)) == 12
+    assert values(cell) == values(undisturbed)
+
+
+def test_ctrl_c_finishes_the_batch_and_says_how_to_go_on(tmp_path, cache):
+    arguments = [*FAST, "sampler.n=60", "method=gradcam", f"results_dir={tmp_path}", f"cache_dir={cache}"]
+    process = subprocess.Popen([sys.executable, "-m", "dap_bench", *arguments], stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.rglob("part-*.parquet")):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    error = process.communicate()[1]
+    assert process.returncode == 130
+    assert "repeat the same command to go on" in error
+    assert "Traceback" not in error
+    (cell,) = store.cells(tmp_path)
+    assert all(store.pq.read_table(part).num_rows == 3 for part in cell.parts())
+
+
+def test_a_changed_option_never_mixes_with_old_rows(tmp_path, cache):
+    first = run(tmp_path, cache)
+    second = run(tmp_path, cache, "method.relu=false")
+    assert first.folder != second.folder
+    assert first.folder.parent == second.folder.parent
+    assert values(first).keys() == values(second).keys()
+
+
+@pytest.mark.parametrize("override", ["batch_size=5", "shard=1/1", "keep_curves=true"])
+def test_what_does_not_change_values_does_not_change_the_fingerprint(tmp_path, cache, override):
+    cfg = config.compose(*FAST, f"cache_dir={cache}")
+    samples = runner.sample_set(cfg)
+    assert runner.identify(cfg, samples) == runner.identify(config.compose(*FAST, override), samples)
+
+
+@pytest.mark.parametrize("override", ["precision=bf16", "metric.afs.fraction=0.2", "method=ar"])
+def test_what_changes_values_changes_the_fingerprint(tmp_path, cache, override):
+    cfg = config.compose(*FAST, f"cache_dir={cache}")
+    samples = runner.sample_set(cfg)
+    assert runner.identify(cfg, samples) != runner.identify(config.compose(*FAST, override), samples)
+
+
+def test_editing_a_method_or_what_it_imports_changes_its_fingerprint(tmp_path, cache, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").touch()
+    (tmp_path / "mine" / "parts.py").write_text("scale = 1")
+    (tmp_path / "mine" / "method.py").write_text("from mine.parts import scale\ndef explain(): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    cfg = config.compose(*FAST, f"cache_dir={cache}", "method._target_=mine.method.explain")
+    samples = runner.sample_set(cfg)
+    first = runner.identify(cfg, samples)
+    assert {"mine.method", "mine.parts", "dap_bench.metrics.cs", "dap_bench.vit"} <= set(first["code"])
+    (tmp_path / "mine" / "parts.py").write_text("scale = 2")
+    second = runner.identify(cfg, samples)
+    (tmp_path / "mine" / "method.py").write_text("from mine.parts import scale\ndef explain(): return scale")
+    assert first != second != runner.identify(cfg, samples) != first
+
+
+def test_a_method_does_not_rest_on_the_others():
+    modules = set(config.source_files("dap_bench.explainers.dap.dap"))
+    assert {"dap_bench.explainers.ar", "dap_bench.explainers.base", "dap_bench.vit"} <= modules
+    assert not {"dap_bench.explainers.legrad", "dap_bench.report", "dap_bench.runner"} & modules
+
+
+def test_shards_merge_into_the_undivided_cell(tmp_path, cache):
+    whole = values(run(tmp_path / "whole", cache, "batch_size=12"))
+    for number in (3, 1, 2):
+        cell = run(tmp_path / "shards", cache, f"shard={number}/3")
+    merged = values(cell)
+    assert merged.keys() == whole.keys()
+    for sample, row in merged.items():
+        assert close(row["cs"], whole[sample]["cs"])
+        assert row["afs"] == pytest.approx(whole[sample]["afs"], abs=1e-4)
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0", "-1/2"])
+def test_a_wrong_shard_is_one_sentence(text):
+    with pytest.raises(UserError, match="must be i/n"):
+        runner.shard(10, text)
+
+
+def test_overwrite(tmp_path, cache):
+    cell = run(tmp_path, cache)
+    before = set(cell.parts())
+    run(tmp_path, cache, "overwrite=true")
+    assert len(cell.parts()) == 4
+    assert not before & set(cell.parts())
+
+
+# ---------------------------------------------------------------------- failures
+
+
+def corrupt_source(folder):
+    """An image folder with nine pictures and three files that are none."""
+    from dap_bench.data.sources import Shapes
+
+    for at, record in enumerate(Shapes(size=12).fetch(range(12))):
+        path = folder / f"class{at % 2}" / f"{at:02d}.ppm"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(record.data[:500] if at in (1, 5, 6) else record.data)
+    return folder
+
+
+def test_a_corrupt_image_is_a_row_and_not_the_end(tmp_path, cache, capsys):
+    source = corrupt_source(tmp_path / "images")
+    cell = run(tmp_path / "results", cache, "data=imagefolder", f"data.path={source}")
+    rows = values(cell)
+    failed = {sample for sample, row in rows.items() if row["status"] == "failed"}
+    assert failed == {"class1/01.ppm", "class1/05.ppm", "class0/06.ppm"}
+    assert all("cannot be decoded" in rows[sample]["reason"] for sample in failed)
+    assert all(rows[sample]["cs"] is None for sample in failed)
+    assert "n=12, failed=3" in capsys.readouterr().out
+
+
+def test_an_explainer_that_raises_on_some_images_fails_only_those(tmp_path, cache, monkeypatch):
+    whole = values(run(tmp_path / "whole", cache))
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    target = ["method._target_=helpers.picky"]
+    cell = run(tmp_path / "picky", cache, *target)
+    rows = values(cell)
+    failed = [sample for sample, row in rows.items() if row["status"] == "failed"]
+    assert 0 < len(failed) < 12
+    for sample, row in rows.items():
+        if sample in failed:
+            assert row["reason"] == "ValueError: this picture is too dark"
+        else:
+            assert close(row["cs"], whole[sample]["cs"])
+    # failed rows count as done, until they are asked for again
+    parts = cell.parts()
+    assert run(tmp_path / "picky", cache, *target).parts() == parts
+    monkeypatch.setattr("helpers.TOO_DARK", -9.0)
+    again = values(run(tmp_path / "picky", cache, *target, "overwrite=failed"))
+    assert all(row["status"] == "ok" for row in again.values())
+
+
+def test_an_explainer_that_always_raises_ends_the_run_at_once(tmp_path, cache, monkeypatch):
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    monkeypatch.setattr("helpers.TOO_DARK", 9.0)
+    with pytest.raises(UserError, match="none of the first 3 images could be measured: ValueError: this picture"):
+        run(tmp_path, cache, "method._target_=helpers.picky")
+    assert not list(tmp_path.rglob("part-*"))
+
+
+def test_the_model_and_the_pictures_stay_loaded_between_cells(tmp_path, cache, monkeypatch):
+    from dap_bench.data.samples import SampleSet
+
+    run(tmp_path, cache)
+    monkeypatch.setattr("dap_bench.vit.load", lambda *_, **__: pytest.fail("the model was loaded again"))
+    monkeypatch.setattr(SampleSet, "read", lambda *_: pytest.fail("the pictures were decoded again"))
+    assert len(run(tmp_path, cache, method="ar").rows()) == 12
+
+
+# ---------------------------------------------------------------------- the real thing
+
+
+def test_real_vit_on_real_images(tmp_path, assets):
+    cfg = config.compose(
+        "model=vit_t",
+        f"model.checkpoint={assets}/weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors",
+        "data=parquet",
+        f"data.path={assets}/imagenet/validation-00000-of-00004.parquet",
+        "sampler.n=16",
+        "method=dap",
+        "metric=[cs,afs]",
+        "device=cpu",
+        f"results_dir={tmp_path}/results",
+        f"cache_dir={tmp_path}/cache",
+    )
+    cell = runner.run(cfg, {"model": "vit_t", "method": "dap", "sampler": "non_balanced", "data": "parquet"})
+    rows = cell.rows()
+    assert len(rows) == 16
+    # 800 images of the paper have 0.39 and 0.53, with standard deviations of 0.17 and 0.15 per image
+    assert 0.2 < sum(row["cs"] for row in rows) / 16 < 0.6
+    assert 0.4 < sum(row["afs"] for row in rows) / 16 < 0.7
+
+
+def test_top_1_of_the_real_vit(assets):
+    from dap_bench import load_vit
+    from dap_bench.data.images import decode
+    from dap_bench.data.sources import Parquet
+
+    vit = load_vit(
+        "vit_t", device="cpu", checkpoint=f"{assets}/weights/vit_tiny_patch16_224.augreg_in21k_ft_in1k.safetensors"
+    )
+    source = Parquet(f"{assets}/imagenet", split="validation")
+    records = list(source.fetch(range(200)))
+    right = 0
+    for at in range(0, 200, 50):
+        images = torch.stack([vit.transform(decode(record.data)) for record in records[at : at + 50]])
+        labels = torch.tensor([record.label for record in records[at : at + 50]])
+        right += (vit.score(images).argmax(1) == labels).sum().item()
+    assert 0.68 <= right / 200 <= 0.82
