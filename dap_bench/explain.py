@@ -1,0 +1,97 @@
+"""python -m dap_bench.explain image=cat.jpg method=dap,legrad: one photo, some explainers, one PNG."""
+
+import sys
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from dap_bench.config import load_method, load_vit
+from dap_bench.errors import UserError
+
+USAGE = """Explain what a ViT sees in one photo.
+
+  python -m dap_bench.explain image=cat.jpg model=vit_t method=dap,legrad,chefer
+
+  image=FILE         the photo; without one a picture of the embedded `shapes` is drawn
+  model=NAME         a model of conf/model or any timm tag (vit_t); model.checkpoint=FILE for local weights
+  method=A,B,...     explainers (ar,attr,chefer,gmar,gradcam,cdam,agcam,legrad,dap)
+  out=FILE           the picture to write (explanation.png)
+  device=auto        auto | cpu | cuda
+"""
+DEFAULTS = {
+    "image": "",
+    "model": "vit_t",
+    "method": "ar,attr,chefer,gmar,gradcam,cdam,agcam,legrad,dap",
+    "out": "explanation.png",
+    "device": "auto",
+}
+
+
+def main(arguments: list[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return
+    options, model_options = _parse(arguments)
+    vit = _load(options["model"], options["device"], model_options)
+    explainers = {name: load_method(name) for name in options["method"].split(",")}
+    explain(vit, explainers, options["image"], Path(options["out"]))
+
+
+def explain(vit: Any, explainers: dict[str, Any], image: str, out: Path) -> None:
+    """Write each explainer's heatmap for the top class and the runner-up, and print both with their probabilities."""
+    import torch
+
+    from dap_bench.data import shapes
+    from dap_bench.data.images import BadImage, decode
+    from dap_bench.report.pictures import grid
+
+    try:
+        picture = decode(Path(image).expanduser().read_bytes()) if image else shapes.draw(0)[0]
+    except OSError as error:
+        raise UserError(f"image={image} cannot be read ({error.strerror}).") from error
+    except BadImage as error:
+        raise UserError(f"image={image}: {error}.") from error
+    images = vit.transform(picture)[None].to(vit.parameter.device)
+    best = vit.score(images).softmax(1).topk(2)
+    rows = []
+    with vit.shared_traces():
+        for probability, label in zip(best.values[0].tolist(), best.indices[0].tolist(), strict=True):
+            title = f"{vit.class_name(label)} ({probability:.1%})"
+            print(title)
+            classes = torch.tensor([label], device=images.device)
+            maps = [each(vit, images, classes).heatmaps(vit.image_size)[0] for each in explainers.values()]
+            rows.append((fill(title, 24), [heatmap.float().cpu().numpy() for heatmap in maps]))
+    grid(vit.pixels(images)[0].permute(1, 2, 0).cpu().numpy(), rows, list(explainers), out)
+    print(f"wrote {out}")
+
+
+def _load(model: str, device: str, options: dict[str, str]) -> Any:
+    """The model, or the embedded one where its weights are out of reach."""
+    try:
+        return load_vit(model, device=device, **options)
+    except UserError as error:
+        if "Hugging Face" not in str(error):
+            raise
+        print(f"{error}\nGoing on with the embedded vit_shapes, which knows nothing but drawn shapes.", file=sys.stderr)
+        return load_vit("vit_shapes", device=device)
+
+
+def _parse(arguments: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    options, model_options = dict(DEFAULTS), {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if equals and key.startswith("model."):
+            model_options[key.removeprefix("model.")] = value
+        elif equals and key in options:
+            options[key] = value
+        else:
+            raise UserError(f"{argument} is not an option; use {', '.join(f'{name}=' for name in DEFAULTS)} or --help.")
+    return options, model_options
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"explain: {error}", file=sys.stderr)
+        sys.exit(2)

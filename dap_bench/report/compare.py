@@ -1,0 +1,129 @@
+"""Our numbers beside the published ones."""
+
+from math import sqrt
+from pathlib import Path
+
+import pandas as pd
+from scipy.stats import kendalltau
+
+from dap_bench.errors import UserError
+from dap_bench.report.layouts import label
+from dap_bench.report.tables import escape, one_source
+
+KEY = ["model", "method", "sampler", "metric"]
+ROUNDING = 0.0005  # of the published numbers
+
+
+def published(folder: str | Path = "results/paper") -> pd.DataFrame:
+    """The paper's tables: one line per table, model, method, sampler and metric."""
+    files = sorted(Path(folder).glob("*.csv"))
+    if not files:
+        raise UserError(f"{folder} holds no published numbers; it should have table1.csv and the others.")
+    tables = [
+        pd.read_csv(file)
+        .melt(["model", "method", "sampler"], var_name="metric", value_name="published")
+        .assign(table=file.stem)
+        for file in files
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def compare(summary: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
+    """Every published number with ours, the difference and a verdict.
+
+    The paper's images are another random draw of the same size, so the difference of two means varies by sqrt(2) times
+    what ours does: `agrees` if it is within that 95 % interval and the rounding of print, else `differs`.
+    """
+    ours = summary[summary["model"].isin(set(paper["model"]))]
+    one_source(ours)
+    found = paper.merge(ours[[*KEY, "mean", "low", "high", "n", "missing", "data"]], how="left", on=KEY)
+    found["difference"] = found["mean"] - found["published"]
+    allowed = sqrt(2) * (found["high"] - found["low"]) / 2 + ROUNDING
+    verdict = (found["difference"].abs() <= allowed).map({True: "agrees", False: "differs"})
+    found["verdict"] = verdict.where(found["mean"].notna(), "not measured").where(
+        found["published"].notna(), "no number"
+    )
+    return found
+
+
+def command(line: pd.Series) -> str:
+    """What would fill a cell that is not measured."""
+    return f"python -m dap_bench model={line['model']} method={line['method']} sampler={line['sampler']}"
+
+
+def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
+    """Kendall's tau between our order of the methods and theirs, per model, sampling and metric."""
+    both = compared.drop_duplicates(KEY).dropna(subset=["mean", "published"])
+    lines = []
+    for key, group in both.groupby(["model", "sampler", "metric"]):
+        if len(group) > 2 and group["published"].nunique() > 1:
+            tau = kendalltau(group["mean"], group["published"]).statistic
+            lines.append(dict(zip(["model", "sampler", "metric"], key, strict=True), tau=tau, methods=len(group)))
+    return pd.DataFrame(lines, columns=["model", "sampler", "metric", "tau", "methods"])
+
+
+def markdown(compared: pd.DataFrame) -> str:
+    """All of it, readable as it is."""
+    measured = compared[compared["mean"].notna()]
+    counts = compared.drop_duplicates(KEY)["verdict"].value_counts()
+    lines = [
+        "# Ours beside theirs",
+        "",
+        ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + ".",
+        "",
+        "| table | model | sampling | method | metric | paper | ours | 95 % interval | difference | verdict |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for _, line in measured.iterrows():
+        cells = [
+            line["table"],
+            label(line["model"]),
+            label(line["sampler"]),
+            label(line["method"]),
+            label(line["metric"]),
+        ]
+        cells += [
+            _number(line["published"]),
+            _number(line["mean"]),
+            f"{_number(line['low'])} to {_number(line['high'])}",
+        ]
+        cells += [_number(line["difference"], "+.3f"), line["verdict"]]
+        lines.append("| " + " | ".join(cells) + " |")
+    taus = rank_agreement(compared)
+    if len(taus):
+        lines += [
+            "",
+            "## Do the methods come in the same order?",
+            "",
+            "| model | sampling | metric | Kendall's tau | methods |",
+            "|---|---|---|---|---|",
+        ]
+        for _, line in taus.iterrows():
+            names = [label(line["model"]), label(line["sampler"]), label(line["metric"])]
+            lines.append("| " + " | ".join([*names, f"{line['tau']:.2f}", str(line["methods"])]) + " |")
+    commands = sorted({command(line) for _, line in compared[compared["verdict"] == "not measured"].iterrows()})
+    if commands:
+        lines += ["", "## Not measured yet", "", "These commands fill what is missing:", "", "```sh", *commands, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def latex(compared: pd.DataFrame) -> str:
+    """The measured part as a long table; needs longtable and booktabs."""
+    lines = [
+        r"% needs \usepackage{longtable,booktabs}",
+        r"\begin{longtable}{llllrrrl}",
+        r"\toprule",
+        r"Model & Sampling & Method & Metric & Paper & Ours & Difference & \\",
+        r"\midrule",
+        r"\endhead",
+    ]
+    for _, line in compared[compared["mean"].notna()].drop_duplicates(KEY).iterrows():
+        names = [escape(label(line[name])) for name in ("model", "sampler", "method", "metric")]
+        ours = rf"{_number(line['mean'])} {{\tiny [{_number(line['low'])}, {_number(line['high'])}]}}"
+        numbers = [_number(line["published"]), ours, f"${_number(line['difference'], '+.3f')}$", line["verdict"]]
+        lines.append(" & ".join([*names, *numbers]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{longtable}"]) + "\n"
+
+
+def _number(value: float, form: str = ".3f") -> str:
+    return "-" if pd.isna(value) else format(value, form)

@@ -1,0 +1,366 @@
+"""How fast is it? Ratios measured in one run: python scripts/benchmark.py [--checkpoint FILE] [--only limit peers ...]
+
+Absolute times depend on the machine; what is compared here ran on the same machine, turn by turn, so that a noisy
+neighbour hits both sides. The table goes to results/benchmark.md. The peers need `pip install .[benchmark]`.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from dap_bench import ViT, load_method, load_metrics, load_vit
+from dap_bench.config import choices
+from dap_bench.data import shapes
+from dap_bench.metrics.base import Batch
+from dap_bench.metrics.deletion import Deletion, Insertion
+
+SECTIONS = ("limit", "peers", "explainers", "growth", "precision", "memory")
+STEPS = 16  # divides the number of pixels, so that torch-cam's points fall on ours
+QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes that divide the number of pixels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="vit_t")
+    parser.add_argument("--checkpoint", help="local weights; without them and without the Hub they are random")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmark.md"))
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--peak", nargs=2, metavar=("METHOD", "IMAGES"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, type=int, metavar=("IMAGES", "STEPS", "BATCH"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    vit = load(options)
+    if options.peak:
+        print(peak(vit, options.peak[0], int(options.peak[1])))
+        return
+    if options.measure:
+        print(*measure(vit, *options.measure))
+        return
+    report = [f"# Benchmark\n\n{machine(vit, options)}\n"]
+    for section in options.only:
+        print(f"... {section}", file=sys.stderr)
+        report.append(globals()[section](vit, options))
+    text = "\n".join(report)
+    print(text)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(text)
+
+
+def load(options: argparse.Namespace) -> ViT:
+    if options.checkpoint:
+        return load_vit(options.model, device=options.device, checkpoint=options.checkpoint)
+    import timm
+
+    from dap_bench.config import compose
+    from dap_bench.vit import choose_device
+
+    torch.manual_seed(0)
+    tag = compose(f"model={options.model}").model.tag
+    return ViT(timm.create_model(tag, pretrained=False).eval().to(choose_device(options.device)))
+
+
+def machine(vit: ViT, options: argparse.Namespace) -> str:
+    device = vit.parameter.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu()}, {os.cpu_count()} cores"
+    weights = "pretrained" if options.checkpoint else "random"
+    return (
+        f"{options.model}, {weights} weights, on {name}; "
+        f"Python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads. "
+        f"Medians of {options.repeats} turns, {options.images} images.\n\n"
+        f"    python scripts/benchmark.py {' '.join(sys.argv[1:])}"
+    )
+
+
+def cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def pictures(vit: ViT, count: int) -> torch.Tensor:
+    return torch.stack([vit.transform(shapes.draw(index)[0]) for index in range(count)]).to(vit.parameter.device)
+
+
+def turns(repeats: int, **candidates: Callable[[], object]) -> dict[str, list[float]]:
+    """Seconds of each candidate, turn by turn, after one turn to warm up."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(repeats + 1):
+        for name, candidate in candidates.items():
+            synchronise()
+            start = time.perf_counter()
+            candidate()
+            synchronise()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+# ---------------------------------------------------------------------- sections
+
+
+def limit(vit: ViT, options: argparse.Namespace) -> str:
+    """Del + Ins + TCC against the same number of plain forward passes."""
+    images = pictures(vit, options.images)
+    metrics = load_metrics("deletion", "insertion", "tcc")
+    explain = load_method("dap")
+    explanation = explain(vit, images, vit.score(images).argmax(1).clone())
+    chunk = 128 if images.is_cuda else 16
+
+    def ours() -> None:
+        batch = Batch.of(vit, lambda *_, **__: explanation, images, chunk=chunk)
+        for metric in metrics.values():
+            metric(batch)
+
+    steps = metrics["deletion"].steps
+    forwards = options.images * (2 * (steps - 1) + 4)  # between the ends; clean, grey, blurred, TCC
+
+    def plain(size: int) -> Callable[[], None]:
+        @torch.inference_mode()
+        def run() -> None:
+            for done in range(0, forwards, size):
+                vit.model(images.repeat(1 + size // len(images), 1, 1, 1)[: min(size, forwards - done)])
+
+        return run
+
+    sizes = [size for size in ((4, 8, 16, 32, 64) if not images.is_cuda else (64, 128, 256, 512)) if size <= forwards]
+    seconds = turns(options.repeats, ours=ours, **{f"plain {size}": plain(size) for size in sizes})
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    best = min((name for name in medians if name != "ours"), key=lambda name: medians[name])
+    ratios = [mine / theirs for mine, theirs in zip(seconds["ours"], seconds[best], strict=True)]
+    rows = [
+        [name, f"{time:.2f}", f"{1000 * time / forwards:.1f}", f"{medians['ours'] / time:.3f}"]
+        for name, time in medians.items()
+    ]
+    return (
+        f"\n## Distance to the limit\n\nDel + Ins ({steps} steps) + TCC: {forwards} forward passes, against as many of "
+        f"the bare timm model at several batch sizes.\n\n"
+        + table(["", "seconds", "ms per image", "dap_bench / this"], rows)
+        + f"\n**{statistics.median(ratios):.3f}** times the bare model at its best batch size "
+        f"({best.split()[1]}); by turn {min(ratios):.3f} to {max(ratios):.3f}.\n"
+    )
+
+
+def peers(vit: ViT, options: argparse.Namespace) -> str:
+    """The same maps, model, steps and baseline in other programs."""
+    images = pictures(vit, options.images)
+    classes = vit.score(images).argmax(1).clone()
+    explanation = load_method("legrad")(vit, images, classes)
+    heatmaps = explanation.heatmaps(vit.image_size)
+    model, softmax = vit.model.eval(), lambda logits: logits.softmax(1)
+    options_ = {"steps": STEPS, "baseline": "zero"}
+    scores: dict[str, tuple[float, float | None]] = {}
+
+    def ours() -> None:
+        batch = Batch.of(vit, lambda *_, **__: explanation, images, chunk=128 if images.is_cuda else 16)
+        deletion, insertion = Deletion(**options_)(batch), Insertion(**options_)(batch)
+        scores["dap_bench"] = deletion.mean().item(), insertion.mean().item()
+
+    def ours_deletion() -> None:
+        batch = Batch.of(vit, lambda *_, **__: explanation, images, chunk=128 if images.is_cuda else 16)
+        scores["dap_bench, Del only"] = Deletion(steps=QUANTUS_STEPS)(batch).mean().item(), None
+
+    @torch.no_grad()
+    def loop() -> None:
+        """RISE as one writes it first: an image at a time, a step at a time."""
+        areas = []
+        for image, heat, label in zip(images, heatmaps, classes, strict=True):
+            order = heat.flatten().argsort(descending=True, stable=True)
+            for start, end in ((image, torch.zeros_like(image)), (torch.zeros_like(image), image)):
+                current, curve, done = start.clone(), [], 0
+                for step in range(STEPS + 1):
+                    count = round(step * len(order) / STEPS)
+                    current.view(3, -1)[:, order[done:count]] = end.view(3, -1)[:, order[done:count]]
+                    curve.append(model(current[None]).softmax(1)[0, label].item())
+                    done = count
+                areas.append(np.trapezoid(curve, dx=1 / STEPS))
+        scores["plain loop"] = float(np.mean(areas[::2])), float(np.mean(areas[1::2]))
+
+    candidates: dict[str, Callable[[], object]] = {"dap_bench": ours, "plain loop": loop}
+    with contextlib.suppress(ImportError):
+        from torchcam.metrics import DeletionInsertionMetric
+
+        extractor = SimpleNamespace(model=model, _hooks_off=contextlib.nullcontext, fuse_cams=lambda cams: cams[0])
+        call = type("Extractor", (SimpleNamespace,), {"__call__": lambda *_, **__: [heatmaps]})(**vars(extractor))
+
+        def torchcam() -> None:
+            metric = DeletionInsertionMetric(call, softmax, steps=STEPS, batch_size=32)
+            with torch.inference_mode():
+                metric.update(images, classes.tolist())
+            found = metric.summary()
+            scores["torch-cam"] = found["deletion_auc"], found["insertion_auc"]
+
+        candidates["torch-cam"] = torchcam
+    with contextlib.suppress(ImportError):
+        import quantus
+
+        features = images[0].numel() // QUANTUS_STEPS
+        flip = quantus.PixelFlipping(
+            features_in_step=features, perturb_baseline=0.0, normalise=False, disable_warnings=True
+        )
+
+        def pixel_flipping() -> None:
+            curves = flip(
+                model=model,
+                x_batch=images.cpu().numpy(),
+                y_batch=classes.cpu().numpy(),
+                a_batch=heatmaps[:, None].cpu().numpy(),
+                device=str(images.device),
+                softmax=True,
+                batch_size=options.images,
+                channel_first=True,
+            )
+            clean = vit.score(images).softmax(1).gather(1, classes[:, None]).cpu().numpy()
+            whole = np.concatenate([clean, np.array(curves)], 1)  # Quantus leaves out the clean image
+            scores["Quantus, Del only"] = float(np.trapezoid(whole, dx=1 / QUANTUS_STEPS, axis=1).mean()), None
+
+        candidates |= {"dap_bench, Del only": ours_deletion, "Quantus, Del only": pixel_flipping}
+    seconds = turns(options.repeats, **candidates)
+    rows = []
+    for name, times in seconds.items():
+        base = "dap_bench, Del only" if "Quantus" in name else "dap_bench"
+        ratio = statistics.median(theirs / mine for theirs, mine in zip(times, seconds[base], strict=True))
+        deletion, insertion = scores.get(name, (None, None))
+        cells = ["-" if value is None else f"{value:.5f}" for value in (deletion, insertion)]
+        speed = "" if name.startswith("dap_bench") else f"{ratio:.2f} x as long"
+        rows.append([name, f"{statistics.median(times):.2f}", speed, *cells])
+    title = (
+        f"\n## Against what people use\n\nDel + Ins in {STEPS} steps (against Quantus: Del in {QUANTUS_STEPS}), "
+        "zero baseline, LeGrad's maps.\n\n"
+    )
+    return title + table(["", "seconds", "compared", "Del", "Ins"], rows)
+
+
+def explainers(vit: ViT, options: argparse.Namespace) -> str:
+    """Images per second of every method, in a batch and one by one."""
+    images = pictures(vit, options.images)
+    classes = vit.score(images).argmax(1).clone()
+    rows = []
+    for name in choices("method"):
+        explain = load_method(name)
+        single = [(images[at : at + 1], classes[at : at + 1]) for at in range(len(images))]
+        seconds = turns(
+            min(3, options.repeats),
+            batch=lambda explain=explain: explain(vit, images, classes),
+            single=lambda explain=explain, single=single: [explain(vit, *pair) for pair in single],
+        )
+        batch, alone = (len(images) / statistics.median(seconds[key]) for key in ("batch", "single"))
+        rows.append([name, f"{batch:.1f}", f"{alone:.1f}", f"{batch / alone:.2f}"])
+    return f"\n## Explainers\n\nImages per second, {len(images)} in a batch and one by one.\n\n" + table(
+        ["method", "batch", "one by one", "ratio"], rows
+    )
+
+
+def growth(vit: ViT, options: argparse.Namespace) -> str:
+    """Time and peak memory as images, steps and batch size grow; each in a process of its own."""
+    rows = []
+    for images, steps, batch in (
+        (16, 10, 8),
+        (32, 10, 8),
+        (64, 10, 8),
+        (16, 20, 8),
+        (16, 40, 8),
+        (16, 10, 16),
+        (16, 10, 4),
+    ):
+        arguments = ["--model", options.model, "--measure", str(images), str(steps), str(batch)]
+        arguments += ["--checkpoint", options.checkpoint] if options.checkpoint else []
+        seconds, memory = apart(options, *arguments)
+        forwards = images * (2 * (steps - 1) + 4)
+        rows.append([str(images), str(steps), str(batch), seconds, f"{1000 * float(seconds) / forwards:.1f}", memory])
+    return "\n## Growth\n\nDAP with Del, Ins and TCC.\n\n" + table(
+        ["images", "steps", "batch and chunk size", "seconds", "ms per forward", "peak memory, MiB"], rows
+    )
+
+
+def measure(vit: ViT, images: int, steps: int, size: int) -> tuple[str, str]:
+    """Seconds and peak memory of a small evaluation in this process."""
+    explain = load_method("dap")
+    metrics = [Deletion(steps=steps), Insertion(steps=steps), *load_metrics("tcc").values()]
+    start = time.perf_counter()
+    for first in range(0, images, size):
+        drawn = [vit.transform(shapes.draw(index)[0]) for index in range(first, min(images, first + size))]
+        batch = Batch.of(vit, explain, torch.stack(drawn).to(vit.parameter.device), chunk=size)
+        for metric in metrics:
+            metric(batch)
+    synchronise()
+    seconds = time.perf_counter() - start
+    return f"{seconds:.1f}", f"{peak_memory(vit):.0f}"
+
+
+def peak_memory(vit: ViT) -> float:
+    """MiB that this process had at most, on the device."""
+    if vit.parameter.is_cuda:
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def apart(options: argparse.Namespace, *arguments: str) -> list[str]:
+    """What this script prints with these arguments in a process of its own."""
+    command = [sys.executable, __file__, "--device", options.device, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def memory(vit: ViT, options: argparse.Namespace) -> str:
+    """What one more image in the batch costs an explainer, for every ViT of the paper (random weights)."""
+    rows = []
+    for model in ("vit_t", "vit_s", "vit_b", "vit_l"):
+        cells = [model]
+        for method in ("ar", "gradcam", "dap", "attr", "chefer"):
+            few, many = (float(*apart(options, "--model", model, "--peak", method, str(n))) for n in (2, 6))
+            cells.append(f"{(many - few) / 4:.0f}")
+        rows.append(cells)
+    title = "\n## Memory\n\nMiB that each image of a batch adds to the peak; AGCAM and LeGrad need what AttR needs.\n\n"
+    return title + table(["", "AR", "Grad-CAM", "DAP", "AttR", "Chefer (float64)"], rows)
+
+
+def peak(vit: ViT, method: str, images: int) -> str:
+    """Peak memory of explaining one batch in this process."""
+    drawn = pictures(vit, images)
+    load_method(method)(vit, drawn, torch.zeros(images, dtype=torch.long, device=drawn.device))
+    return f"{peak_memory(vit):.0f}"
+
+
+def precision(vit: ViT, options: argparse.Namespace) -> str:
+    """How far scores move when perturbed images are scored in a lower precision."""
+    images = pictures(vit, options.images)
+    explain, rows = load_method("legrad"), []
+    metrics = load_metrics("deletion", "insertion", "tcc")
+    full = {name: metric(Batch.of(vit, explain, images)) for name, metric in metrics.items()}
+    for reduced in ("tf32", "bf16"):
+        lower = ViT(vit.model, reduced)
+        for name, metric in metrics.items():
+            moved = metric(Batch.of(lower, explain, images)) - full[name]
+            rows.append([reduced, name, f"{moved.mean().item():+.5f}", f"{moved.abs().max().item():.5f}"])
+    return "\n## Precision\n\nChange of scores against fp32 (tf32 changes nothing on a CPU).\n\n" + table(
+        ["precision", "metric", "mean change", "largest change of an image"], rows
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What the README shows is what happens."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dap_bench import store, summarize
+
+README = Path(__file__).parents[1].joinpath("README.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_your_own_method_from_a_folder_outside_the_project(tmp_path, tmp_path_factory):
+    section = README.split("## Your own method")[1].split("\n## ")[0]
+    code, yaml, command = (
+        re.search(rf"```{kind}\n(.*?)```", section, re.DOTALL)[1] for kind in ("python", "yaml", "sh")
+    )
+    assert code.count("\n") + yaml.count("\n") < 25
+    for text in (code, yaml):
+        path = tmp_path / re.match(r"# (\S+)\n", text)[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    environment = {**os.environ, "DAP_BENCH_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
+    arguments = command.strip().removeprefix("python ").split()
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    cells = {cell.info["method"]: cell for cell in store.cells(tmp_path / "results" / "runs")}
+    assert set(cells) == {"norms", "dap"}
+    rows = cells["norms"].rows()
+    assert len(rows) == 24
+    assert all(row["status"] == "ok" and row["cs"] == 0.0 for row in rows)  # it does not look at the class
+    table = summarize(tmp_path / "results" / "runs").set_index(["method", "metric"])
+    assert table.loc[("norms", "deletion"), "n"] == 24
+    assert table.loc[("norms", "cs"), "mean"] == 0.0
+    assert table["mean"].drop([("norms", "lda")]).notna().all()  # it has no layer maps, so no LDA
+
+
+def test_the_library_example_runs():
+    import torch
+
+    from dap_bench import load_vit
+    from dap_bench.data.shapes import draw
+
+    (code,) = (block for block in blocks("python") if "load_metrics" in block)
+    vit = load_vit("vit_shapes", device="cpu")
+    names = {"images": torch.stack([vit.transform(draw(1)[0])]), "classes": torch.tensor([1])}
+    exec(code, names)
+    assert names["out"].maps.shape == (1, 196)
+    assert set(names["values"]) == {"deletion", "insertion", "cs", "tcc", "afs", "lda"}
+
+
+@pytest.mark.parametrize("target", ["demo", "test"])
+def test_the_two_commands_are_make_targets(target):
+    assert f"make {target}" in README
+    listed = subprocess.run(["make", "help"], cwd=Path(__file__).parents[1], capture_output=True, text=True).stdout
+    assert any(line.split()[0] == target for line in listed.splitlines())
+
+
+def test_every_file_and_choice_the_readme_names_exists():
+    from dap_bench.config import choices
+
+    for group in ("model", "method", "sampler", "data", "metric", "experiment"):
+        row = next(line for line in README.splitlines() if line.startswith(f"| `{group}` |"))
+        named = set(re.findall(r"`([a-z_]+)`", row.split("|", 2)[2]))
+        assert named <= set(choices(group)), (group, named - set(choices(group)))
+        assert group == "metric" or named == set(choices(group)), (group, set(choices(group)) - named)
