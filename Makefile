@@ -4,7 +4,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-.PHONY: help install demo tables benchmark test test-slow lint format clean
+.PHONY: help install demo tables compare figures report benchmark test test-slow lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -17,11 +17,21 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(INSTALLED) ## all methods on the embedded default, then the first table
+	rm -rf results/demo
 	$(RUN) -m dap_bench experiment=demo
+	$(RUN) scripts/tables.py results=results/demo tables=results/demo/tables
+
+tables: $(INSTALLED) ## the paper's tables from the rows in results/runs
 	$(RUN) scripts/tables.py
 
-tables: $(INSTALLED) ## tables from the rows in results/runs
-	$(RUN) scripts/tables.py
+compare: $(INSTALLED) ## our numbers beside the published ones
+	$(RUN) scripts/compare.py
+
+figures: $(INSTALLED) ## curves, ranks, layer-wise maps, best and worst cases
+	$(RUN) scripts/figures.py
+
+report: $(INSTALLED) ## one HTML page with all of it
+	$(RUN) scripts/report.py
 
 benchmark: $(INSTALLED) ## ratios of speed, also against other programs (results/benchmark.md)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmark]'
@@ -43,4 +53,4 @@ format: $(INSTALLED) ## put the code in ruff's form
 	$(RUN) -m ruff format .
 
 clean: ## remove .venv and your rows
-	rm -rf $(VENV) results/runs
+	rm -rf $(VENV) results/runs results/demo

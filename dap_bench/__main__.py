@@ -23,7 +23,9 @@ def cell(cfg: DictConfig) -> None:
     """Run one cell; in a sweep a cell that cannot run does not stop the others."""
     job = HydraConfig.get()
     names = {name: str(job.runtime.choices[name]) for name in ("model", "method", "sampler", "data")}
-    names["method"] = cfg.name or names["method"]
+    names["method"] = str(cfg.name or names["method"])
+    if names["model"] == "timm":  # rows should say which one
+        names["model"] = str(cfg.model.tag)
     try:
         runner.run(cfg, names)
     except ERRORS as error:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def load_vit(name: str, device: str = "auto", precision: str = "fp32", **overrid
 
 def load_method(name: str, **overrides: Any) -> Any:
     """The explainer of conf/method/NAME.yaml, with other options if given: load_method("gradcam", relu=False)."""
-    return instantiate(_node("method", name, overrides))
+    objects = {key: value for key, value in overrides.items() if callable(value)}  # a prior that is no config
+    options = {key: value for key, value in overrides.items() if key not in objects}
+    explain = instantiate(_node("method", name, options))
+    return partial(explain, **objects) if objects else explain
 
 
 def load_metrics(*names: str) -> dict[str, Any]:
@@ -53,7 +57,13 @@ def load_metrics(*names: str) -> dict[str, Any]:
 
 
 def instantiate_metrics(node: DictConfig) -> dict[str, Any]:
-    return {name: instantiate(options) for name, options in node.items()}  # type: ignore[misc]
+    metrics = {str(name): instantiate(options) for name, options in node.items()}
+    for name, metric in metrics.items():
+        if getattr(metric, "better", None) not in ("higher", "lower"):
+            raise UserError(
+                f"metric {name!r} must say what is better: give it an attribute better = 'higher' or 'lower'."
+            )
+    return metrics
 
 
 def instantiate(node: DictConfig, **arguments: Any) -> Any:
@@ -102,33 +112,45 @@ def targets(node: Any) -> set[str]:
 
 
 def source_files(target: str) -> dict[str, Path]:
-    """The modules that a `_target_` rests on, in dap_bench and in its own package, found without importing them."""
+    """The modules that a `_target_` rests on, found without importing them: its own, and what those import from
+    dap_bench, from its own package and from its own folder."""
     found: dict[str, Path] = {}
-    roots = {"dap_bench", target.partition(".")[0]}
     queue = [target.rpartition(".")[0]]
+    home = _file_of(queue[0].partition(".")[0]) or _file_of(queue[0])
     while queue:
         module = queue.pop()
-        file = _file_of(module) if module.partition(".")[0] in roots and module not in found else None
-        if file is None:
+        file = None if module in found else _file_of(module)
+        if file is None or ("site-packages" in file.parts and found and not module.startswith("dap_bench")):
+            continue
+        root = module.partition(".")[0]
+        beside = home is not None and (file.parent == home.parent or root == target.partition(".")[0])
+        if root != "dap_bench" and not beside:
             continue
         found[module] = file
+        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom):
-                queue += [node.module or "", *(f"{node.module}.{name.name}" for name in node.names)]
+                base = package.rsplit(".", node.level - 1)[0] if node.level else ""
+                name = ".".join(part for part in (base, node.module) if part)
+                queue += [name, *(f"{name}.{each.name}" for each in node.names)]
             elif isinstance(node, ast.Import):
-                queue += [name.name for name in node.names]
+                queue += [each.name for each in node.names]
     return found
 
 
 def _file_of(module: str) -> Path | None:
     root, *inner = module.split(".")
-    spec = find_spec(root) if root else None
-    if spec is None or spec.origin is None:
+    try:
+        spec = find_spec(root) if root else None
+    except ValueError:  # a module without a spec, such as __main__
+        return None
+    if spec is None:
         return None
     if not inner:
-        return Path(spec.origin)
-    path = Path(spec.origin).parent.joinpath(*inner)
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+        return Path(spec.origin) if spec.origin and Path(spec.origin).suffix == ".py" else None
+    places = [Path(folder).joinpath(*inner) for folder in spec.submodule_search_locations or ()]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
 
 
 def sentence(error: BaseException) -> str:

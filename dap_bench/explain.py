@@ -92,6 +92,6 @@ def _parse(arguments: list[str]) -> tuple[dict[str, str], dict[str, str]]:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except UserError as error:
+    except (UserError, OSError) as error:
         print(f"explain: {error}", file=sys.stderr)
         sys.exit(2)

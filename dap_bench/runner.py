@@ -26,7 +26,7 @@ from dap_bench import __version__, store
 from dap_bench import config as configs
 from dap_bench.data.images import BadImage, decode
 from dap_bench.data.samples import SampleSet, frozen
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, one_of, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,19 +42,20 @@ PICTURES_IN_MEMORY = 2**30  # bytes of decoded images kept for the next cell of 
 
 def run(cfg: DictConfig, names: dict[str, str]) -> store.Cell:
     """Compute what is missing of the cell that `cfg` describes; `names` are the names of its choices."""
-    if cfg.batch_size < 1:
-        raise UserError(f"batch_size={cfg.batch_size} must be at least 1.")
-    if cfg.overwrite not in (True, False, "failed"):
-        raise UserError(f"overwrite={cfg.overwrite} is unknown; use true, false or failed.")
+    whole("batch_size", cfg.batch_size)
+    whole("workers", cfg.workers)
+    if cfg.chunk_size is not None:
+        whole("chunk_size", cfg.chunk_size)
+    one_of("precision", cfg.precision, ("fp32", "tf32", "bf16"))
+    one_of("overwrite", cfg.overwrite, (True, False, "failed"))
     samples = sample_set(cfg)
     mine = shard(len(samples), cfg.shard)
     identity = identify(cfg, samples)
     results = Path(cfg.results_dir).expanduser()
     cell = store.Cell.at(results, names, store.fingerprint(identity))
-    if cfg.overwrite is True:
-        cell.clear()
-    rows = cell.rows()
-    done = {row["sample_id"] for row in rows if cfg.overwrite != "failed" or row["status"] == "ok"}
+    rows = [] if cfg.overwrite is True else cell.rows(set_aside=True)
+    kept = {name for name, asked in (("curves", cfg.keep_curves), ("maps", cfg.keep_maps)) if asked}
+    done = {row["sample_id"] for row in rows if _is_done(row, kept, retry=cfg.overwrite == "failed")}
     todo = {index for index in mine if samples.ids[index] not in done}
     if todo:
         store.write_text(results / "samples" / f"{samples.digest}.csv", samples.manifest())
@@ -63,8 +64,16 @@ def run(cfg: DictConfig, names: dict[str, str]) -> store.Cell:
         batches = [[index for index in batch if index in todo] for batch in batches]
         work = _Work(cfg, names, cell, samples, identity)
         work.compute([batch for batch in batches if batch], len(mine), rows)
+        cell.prune()
     _conclude(cell, samples, mine)
     return cell
+
+
+def _is_done(row: dict[str, Any], kept: set[str], retry: bool) -> bool:
+    """Does a row spare us its image? Not if what is asked to be kept with it was not."""
+    if row["status"] != "ok":
+        return not retry
+    return kept <= set((row["kept"] or "").split(","))
 
 
 def sample_set(cfg: DictConfig) -> SampleSet:
@@ -114,7 +123,7 @@ class _Work:
         self, cfg: DictConfig, names: dict[str, str], cell: store.Cell, samples: SampleSet, identity: dict[str, Any]
     ) -> None:
         self.names, self.cell, self.samples = names, cell, samples
-        self.keep_curves = cfg.keep_curves
+        self.keep_curves, self.keep_maps = cfg.keep_curves, cfg.keep_maps
         model = json.dumps(OmegaConf.to_container(cfg.model, resolve=True))
         self.vit = _load_vit(model, cfg.device, cfg.precision)
         self.explain = configs.instantiate(cfg.method)
@@ -129,7 +138,9 @@ class _Work:
             "fingerprint": cell.folder.name,
             "identity": identity,
             "n": len(samples),
-            "metrics": {name: getattr(metric, "better", "higher") for name, metric in self.metrics.items()},
+            "sample_set": samples.folder.name,
+            "class_names": self.vit.class_names,
+            "metrics": {name: metric.better for name, metric in self.metrics.items()},
             "config": OmegaConf.to_container(cfg, resolve=True),
         }
         cell.describe(info)
@@ -148,8 +159,9 @@ class _Work:
                     ahead = loader.submit(self._load, batches[number + 1])
                 rows = self._rows(batch, loaded)
                 any_ok = any_ok or any(row["status"] == "ok" for row in rows)
-                if not any_ok and len(batch) > 1:
-                    raise UserError(f"none of the first {len(batch)} images could be measured: {rows[0]['reason']}")
+                tried = [row for row, item in zip(rows, loaded, strict=True) if not isinstance(item, BadImage)]
+                if not any_ok and len(tried) > 1:
+                    raise UserError(f"none of the first {len(tried)} images could be measured: {tried[0]['reason']}")
                 self.cell.write(rows, self.metrics)
                 for name, values in sums.items():
                     values += [row[name] for row in rows if row["status"] == "ok" and not isnan(row[name])]
@@ -192,16 +204,18 @@ class _Work:
         ]
 
     def _measure(self, loaded: "list[tuple[str, Tensor, Tensor | None]]") -> list[dict[str, Any]]:
-        """The measured part of each row. If the batch fails its images are tried alone, to find which one it is."""
+        """The measured part of each row. A batch that fails, or is too large for memory, is halved."""
         try:
             return self._measure_batch(loaded)
         except UserError:
             raise
         except Exception as error:
-            if len(loaded) == 1:
-                log.debug("an image failed", exc_info=True)
-                return [_failed(error)]
-            return [row for item in loaded for row in self._measure([item])]
+            failed = _failed(error)  # its text only: the error itself would keep the batch in memory
+            log.debug("a batch of %d failed", len(loaded), exc_info=True)
+        if len(loaded) == 1:
+            return [failed]
+        half = len(loaded) // 2
+        return self._measure(loaded[:half]) + self._measure(loaded[half:])
 
     def _measure_batch(self, loaded: "list[tuple[str, Tensor, Tensor | None]]") -> list[dict[str, Any]]:
         import torch
@@ -222,10 +236,15 @@ class _Work:
             ids=list(ids),
             known=self.known,
         )
-        with self.vit.shared_traces():
+        with self.vit.shared_traces():  # left before perturbed images are scored: traces need the most memory
             if not batch.explanation.maps.isfinite().all():
                 raise ValueError("the explanation is not finite")
-            values = {name: metric(batch).double().cpu().tolist() for name, metric in self.metrics.items()}
+            if "alternative" in self.needs:
+                _ = batch.alternative_explanation
+        values = {}
+        for name, metric in self.metrics.items():
+            batch.metric = name
+            values[name] = metric(batch).double().cpu().tolist()
         fallback = batch.explanation.fallback
         columns: dict[str, list[Any]] = {
             "predicted": batch.predicted.tolist(),
@@ -236,10 +255,13 @@ class _Work:
         }
         if self.keep_curves:
             columns |= {f"{name}_curve": points.tolist() for name, points in batch.curves.items()}
+        if self.keep_maps:
+            columns["map"] = batch.explanation.maps.float().tolist()
         self.chunk = batch.chunk  # smaller after running out of memory
         seconds = (time.perf_counter() - start) / len(loaded)
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return [{"status": "ok", "seconds": seconds, **row} for row in rows]
+        kept = [name for name, kept in (("curves", self.keep_curves), ("maps", self.keep_maps)) if kept]
+        return [{"status": "ok", "seconds": seconds, "kept": ",".join(kept), **row} for row in rows]
 
 
 def _failed(error: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -39,6 +40,7 @@ COLUMNS = pa.schema(
         ("status", pa.string()),  # "ok" or "failed"
         ("reason", pa.string()),  # why it failed
         ("fallback", pa.bool_()),  # the explainer fell back to another rule
+        ("kept", pa.string()),  # what else was stored: curves, maps
         ("seconds", pa.float64()),  # per image, of explaining and measuring
         ("fingerprint", pa.string()),
     ]
@@ -78,18 +80,21 @@ class Cell:
         """Oldest first: their names begin with the time of writing."""
         return sorted(self.folder.glob("part-*.parquet"))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """One row per sample, the newest. An unreadable part is named, set aside, and its rows are missing."""
+    def rows(self, set_aside: bool = False) -> list[dict[str, Any]]:
+        """One row per sample, the newest. A damaged part is named and its rows are missing; it can be set aside."""
         rows: dict[str, dict[str, Any]] = {}
         for part in self.parts():
             try:
                 found = pq.read_table(part, page_checksum_verification=True).to_pylist()
                 rows.update((row["sample_id"], row) for row in found)
             except FileNotFoundError:
-                continue  # another process has just set it aside or overwrites the cell
+                continue  # another process has just set it aside or replaced it
+            except (PermissionError, MemoryError):
+                raise
             except Exception as error:  # Arrow raises many kinds for damaged bytes
-                log.warning("%s is damaged (%s); it is set aside and its rows are computed again", part, error)
-                os.replace(part, part.with_suffix(".damaged"))
+                log.warning("%s is damaged (%s); its rows are missing", part, str(error).splitlines()[0])
+                if set_aside:
+                    os.replace(part, part.with_suffix(".damaged"))
         return list(rows.values())
 
     def write(self, rows: list[dict[str, Any]], metrics: Iterable[str]) -> None:
@@ -99,13 +104,21 @@ class Cell:
         known.update(field.name for field in fields)
         extra = sorted({name for row in rows for name in row} - known)  # curves
         fields += [pa.field(name, pa.list_(pa.float32())) for name in extra]
-        part = self.folder / f"part-{time.time_ns()}-{os.getpid()}.parquet"
+        part = self.folder / f"part-{time.time_ns()}-{uuid4().hex[:8]}.parquet"
         with _replacing(part) as draft:
             pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields)), draft, write_page_checksum=True)
 
-    def clear(self) -> None:
-        for part in self.parts():
-            part.unlink(missing_ok=True)
+    def prune(self) -> None:
+        """Remove parts of which every row has a newer one."""
+        newer: set[str] = set()
+        for part in reversed(self.parts()):
+            try:
+                ids = set(pq.read_table(part, columns=["sample_id"]).column("sample_id").to_pylist())
+            except (pa.ArrowException, OSError):
+                continue
+            if ids <= newer:
+                part.unlink(missing_ok=True)
+            newer |= ids
 
 
 def cells(results: Path) -> list[Cell]:
@@ -123,7 +136,7 @@ class _replacing:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self.draft = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
 
     def __enter__(self) -> Path:
         try:

@@ -103,8 +103,8 @@ class ViT:
         assert isinstance(model, VisionTransformer)
         self.model, self.precision, self._class_names = model, precision, class_names
         self._memo: list[Trace] | None = None
-        self._double: ViT | None = None
-        self._data_config = timm.data.resolve_model_data_config(model)
+        self._double: tuple[list[tuple[int, int]], ViT] | None = None
+        self._data_config = {**timm.data.resolve_model_data_config(model), "input_size": (3, *self.image_size)}
         self.transform: Callable[[Image.Image], Tensor] = timm.data.create_transform(**self._data_config)
 
     @property
@@ -119,13 +119,16 @@ class ViT:
     def classes(self) -> int:
         return self.model.num_classes
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """The classes in words, where they are known: ImageNet's, in their short form, for 1,000 classes."""
+        if self._class_names is None and self.classes == 1000:
+            imagenet = ImageNetInfo("imagenet-1k")
+            self._class_names = [imagenet.index_to_description(label).split(",")[0] for label in range(1000)]
+        return list(self._class_names) if self._class_names is not None else None
+
     def class_name(self, label: int) -> str:
-        """The name of a class in words, where they are known: the short form of ImageNet's for 1,000 classes."""
-        if self._class_names is not None:
-            return self._class_names[label]
-        if self.classes == 1000:
-            return ImageNetInfo("imagenet-1k").index_to_description(label).split(",")[0]
-        return f"class {label}"
+        return self.class_names[label] if self.class_names is not None else f"class {label}"
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -163,10 +166,11 @@ class ViT:
         return ((value - mean) / std)[:, None, None]
 
     def double(self) -> "ViT":
-        """A double-precision copy of this ViT, made once."""
-        if self._double is None:
-            self._double = ViT(deepcopy(self.model).double())
-        return self._double
+        """A double-precision copy of this ViT, made again only when its weights have changed."""
+        weights = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
+        if self._double is None or self._double[0] != weights:
+            self._double = weights, ViT(deepcopy(self.model).double())
+        return self._double[1]
 
     def block_number(self, layer: int) -> int:
         """A block's number from 0, also where it is counted from the end."""
@@ -258,13 +262,21 @@ class ViT:
         return logits, kept
 
     @contextmanager
-    def _opened(self, fused: bool) -> Iterator[list[Any]]:
-        """The model in evaluation mode, frozen, with attention fused or not; then as it was, without our hooks."""
+    def _opened(self, fused: bool, tf32: bool = False) -> Iterator[list[Any]]:
+        """The model in evaluation mode, frozen, with attention fused or not; then as it was, without our hooks.
+
+        CUDA's convolutions would use TF32 by default; here it is used where it was asked for and nowhere else.
+        """
+        every: Any = torch.backends
+        backends = (every.cuda.matmul, every.cudnn.conv)
+        precisions = [backend.fp32_precision for backend in backends]
         training = [module for module in self.model.modules() if module.training]
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         fusing = [block.attn.fused_attn for block in self.blocks]
         handles: list[Any] = []
         try:
+            for backend in backends:
+                backend.fp32_precision = "tf32" if tf32 else "ieee"
             for module in training:
                 module.training = False
             for parameter in learning:
@@ -275,6 +287,8 @@ class ViT:
         finally:
             for handle in handles:
                 handle.remove()
+            for backend, precision in zip(backends, precisions, strict=True):
+                backend.fp32_precision = precision
             for block, was in zip(self.blocks, fusing, strict=True):
                 block.attn.fused_attn = was
             for parameter in learning:
@@ -293,10 +307,12 @@ class ViT:
     # ------------------------------------------------------------------ scoring
 
     @torch.inference_mode()
-    def score(self, images: Tensor) -> Tensor:
-        """Logits [B,C] in float32 or better, with fused attention and the chosen precision."""
+    def score(self, images: Tensor, full: bool = False) -> Tensor:
+        """Logits [B,C] in float32 or better, with fused attention, in the chosen precision or in `full`."""
         self._check(images)
-        with self._opened(fused=True), self._reduced_precision():
+        precision = "fp32" if full else self.precision
+        reduced = torch.autocast(self.parameter.device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+        with self._opened(fused=True, tf32=precision == "tf32"), reduced:
             logits = self._class_token_logits(images) if self._plain else self.model(images)
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
@@ -328,17 +344,6 @@ class ViT:
         last: Any = self.blocks[-1]
         own = type(last) is Block and type(last.attn) is Attention and getattr(last.attn, "gate", None) is None
         return own and type(self.model) is VisionTransformer
-
-    @contextmanager
-    def _reduced_precision(self) -> Iterator[None]:
-        was = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-        reduced = self.precision == "bf16"
-        try:
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision == "tf32"
-            with torch.autocast(self.parameter.device.type, torch.bfloat16) if reduced else nullcontext():
-                yield
-        finally:
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = was
 
 
 # ---------------------------------------------------------------------- loading

@@ -11,9 +11,7 @@ from dap_bench.report.tables import write_tables
 
 @command(results="results/runs", tables="results/tables", data="", ci="false")
 def main(results: str, tables: str, data: str, ci: str) -> None:
-    summary = summarize(results)
-    if data:
-        summary = summary[summary["data"] == data]
+    summary = summarize(results, data)
     keys = ["data", "sampler", "model", "method", "n", "failed", "missing"]
     values = [f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in summary[["mean", "low", "high"]].to_numpy()]
     shown = summary.assign(value=values).pivot(index=keys, columns="metric", values="value")

@@ -74,6 +74,25 @@ def test_without_arguments_the_embedded_default_is_run():
     assert config.compose("sampler=balanced").sampler.classes == 12
 
 
+def test_a_preset_may_set_any_key():
+    cfg = config.compose("experiment=demo")
+    assert (cfg.keep_curves, cfg.keep_maps, cfg.results_dir, cfg.sampler.per_class) == (True, True, "results/demo", 2)
+    assert config.compose("experiment=demo", "results_dir=x").results_dir == "x"
+
+
+def test_a_metric_must_say_what_is_better():
+    cfg = config.compose("metric=[cs]", "metric.cs._target_=builtins.dict")
+    with pytest.raises(UserError, match="metric 'cs' must say what is better"):
+        config.instantiate_metrics(cfg.metric)
+
+
+def test_a_prior_may_be_a_function():
+    def mine(vit, images, classes):
+        return None
+
+    assert load_method("dap", prior=mine).keywords["prior"] is mine
+
+
 def test_load_method_chooses_sub_configs_by_name():
     explain = load_method("dap", prior="legrad", variant="source")
     assert explain.keywords["prior"].func.__name__ == "legrad"

@@ -42,8 +42,15 @@ def command(monkeypatch, capsys, tmp_path, tmp_path_factory):
         (["data=imagefolder", "data.path=/does/not/exist"], "is not a folder"),
         (["device=cuda:77"], "device=cuda:77 was asked for"),
         (["model.checkpoint=/does/not/exist"], "cannot be read"),
-        (["batch_size=0"], "batch_size=0 must be at least 1"),
-        (["overwrite=maybe"], "use true, false or failed"),
+        (["batch_size=0"], "batch_size=0 must be a whole number of at least 1"),
+        (["batch_size=abc"], "batch_size=abc must be a whole number"),
+        (["chunk_size=-4"], "chunk_size=-4 must be a whole number"),
+        (["sampler.n=2.5"], "sampler.n=2.5 must be a whole number"),
+        (["data.size=abc"], "data.size=abc must be a whole number"),
+        (["overwrite=maybe"], "overwrite is one of True, False, failed, not maybe"),
+        (["precision=fp8"], "precision is one of fp32, tf32, bf16"),
+        (["metric.cs.unit=pixels"], "unit is one of pixel, patch, not pixels"),
+        (["model.depth=5"], "does not fit"),
         (["shard=2/1"], "must be i/n"),
         (["sampler.n=999999"], "more images than the source has"),
         (["sampler=balanced", "sampler.classes=13"], "use sampler.classes=12 or fewer"),
@@ -56,6 +63,19 @@ def test_bad_input(command, arguments, words):
     assert error.startswith("dap_bench: ")
     assert re.search(words, error.replace("\n", " ")), error
     assert "Traceback" not in error
+
+
+def test_a_parquet_file_that_is_cut_or_of_another_kind(command, tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    (tmp_path / "cut.parquet").write_bytes((tmp_path / "other.parquet").read_bytes()[:-9])
+    for name, words in (("other", "has columns"), ("cut", "damaged or cut short")):
+        code, _, error = command("data=parquet", f"data.path={tmp_path}/{name}.parquet")
+        assert code == 2
+        assert words in error
+        assert "Traceback" not in error
 
 
 def test_one_cell(command, tmp_path):

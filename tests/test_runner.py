@@ -134,7 +134,7 @@ def test_kill_9_loses_at_most_a_batch(tmp_path, cache):
 def test_ctrl_c_finishes_the_batch_and_says_how_to_go_on(tmp_path, cache):
     arguments = [*FAST, "sampler.n=60", "method=gradcam", f"results_dir={tmp_path}", f"cache_dir={cache}"]
     process = subprocess.Popen([sys.executable, "-m", "dap_bench", *arguments], stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.rglob("part-*.parquet")):
+    while not list(tmp_path.rglob("part-*.parquet")) and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
     error = process.communicate()[1]
@@ -153,7 +153,7 @@ def test_a_changed_option_never_mixes_with_old_rows(tmp_path, cache):
     assert values(first).keys() == values(second).keys()
 
 
-@pytest.mark.parametrize("override", ["batch_size=5", "shard=1/1", "keep_curves=true"])
+@pytest.mark.parametrize("override", ["batch_size=5", "shard=2/4", "keep_curves=true", "chunk_size=2", "workers=1"])
 def test_what_does_not_change_values_does_not_change_the_fingerprint(tmp_path, cache, override):
     cfg = config.compose(*FAST, f"cache_dir={cache}")
     samples = runner.sample_set(cfg)
@@ -183,6 +183,17 @@ def test_editing_a_method_or_what_it_imports_changes_its_fingerprint(tmp_path, c
     assert first != second != runner.identify(cfg, samples) != first
 
 
+def test_code_is_followed_through_every_kind_of_import(tmp_path, monkeypatch):
+    (tmp_path / "space").mkdir()  # a package without __init__.py
+    (tmp_path / "space" / "parts.py").write_text("x = 1")
+    (tmp_path / "space" / "method.py").write_text("from .parts import x\nfrom . import parts")
+    (tmp_path / "sibling.py").write_text("y = 1")
+    (tmp_path / "alone.py").write_text("import sibling, numpy, os")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(config.source_files("space.method.explain")) == {"space.method", "space.parts"}
+    assert set(config.source_files("alone.explain")) == {"alone", "sibling"}
+
+
 def test_a_method_does_not_rest_on_the_others():
     modules = set(config.source_files("dap_bench.explainers.dap.dap"))
     assert {"dap_bench.explainers.ar", "dap_bench.explainers.base", "dap_bench.vit"} <= modules
@@ -206,12 +217,53 @@ def test_a_wrong_shard_is_one_sentence(text):
         runner.shard(10, text)
 
 
-def test_overwrite(tmp_path, cache):
+def test_overwrite_replaces_rows_only_when_the_new_ones_are_there(tmp_path, cache, monkeypatch):
     cell = run(tmp_path, cache)
-    before = set(cell.parts())
+    whole, before = values(cell), cell.parts()
+    with pytest.raises(UserError, match="no CUDA|CUDA devices"):
+        run(tmp_path, cache, "overwrite=true", "device=cuda:77")
+    assert cell.parts() == before
+    run(tmp_path, cache, "overwrite=true", "shard=1/2")
+    assert values(cell).keys() == whole.keys()  # the other shard's rows are still there
     run(tmp_path, cache, "overwrite=true")
     assert len(cell.parts()) == 4
-    assert not before & set(cell.parts())
+    assert not set(before) & set(cell.parts())
+    assert values(cell).keys() == whole.keys()
+
+
+def test_curves_and_maps_can_be_asked_for_later(tmp_path, cache):
+    cell = run(tmp_path, cache, "metric=[cs]")
+    assert "map" not in cell.rows()[0]
+    run(tmp_path, cache, "metric=[cs]", "keep_maps=true", "keep_curves=true")
+    rows = cell.rows()
+    assert len(rows) == 12
+    assert all(len(row["map"]) == 196 and row["kept"] == "curves,maps" for row in rows)
+    parts = cell.parts()
+    assert run(tmp_path, cache, "metric=[cs]", "keep_maps=true").parts() == parts  # they have it
+    assert len(parts) == 4  # what was superseded is gone
+
+
+def test_curves_are_stored_with_their_rows(tmp_path, cache):
+    cell = run(tmp_path, cache, "sampler.n=3", "metric=[deletion,lda]", "metric.deletion.steps=4", "keep_curves=true")
+    for row in cell.rows():
+        curve = row["deletion_curve"]
+        assert len(curve) == 5
+        assert curve[0] == pytest.approx(row["confidence"], rel=1e-5)
+        area = (sum(curve) - curve[0] / 2 - curve[-1] / 2) / 4
+        assert row["deletion"] == pytest.approx(area, rel=1e-5)
+        assert sum(row["lda_curve"]) / 6 == pytest.approx(row["lda"], rel=1e-5, nan_ok=True)
+
+
+def test_two_processes_on_one_cell(tmp_path, cache):
+    arguments = [*FAST, "method=gradcam", f"cache_dir={cache}"]
+    start = [sys.executable, "-m", "dap_bench", *arguments]
+    subprocess.run([*start, f"results_dir={tmp_path / 'alone'}"], check=True, capture_output=True)
+    both = [subprocess.Popen([*start, f"results_dir={tmp_path / 'both'}"], stderr=subprocess.PIPE) for _ in range(2)]
+    assert [process.communicate() and process.returncode for process in both] == [0, 0]
+    (alone,), (shared,) = store.cells(tmp_path / "alone"), store.cells(tmp_path / "both")
+    assert values(shared) == values(alone)
+    shared.prune()
+    assert sum(store.pq.read_table(part).num_rows for part in shared.parts()) == 12
 
 
 # ---------------------------------------------------------------------- failures
@@ -237,6 +289,15 @@ def test_a_corrupt_image_is_a_row_and_not_the_end(tmp_path, cache, capsys):
     assert all("cannot be decoded" in rows[sample]["reason"] for sample in failed)
     assert all(rows[sample]["cs"] is None for sample in failed)
     assert "n=12, failed=3" in capsys.readouterr().out
+
+
+def test_a_first_batch_of_corrupt_images_is_not_the_end(tmp_path, cache):
+    source = corrupt_source(tmp_path / "images")
+    for at in (0, 2, 4):
+        (source / "class0" / f"{at:02d}.ppm").write_bytes(b"nothing")
+    rows = run(tmp_path / "results", cache, "data=imagefolder", f"data.path={source}").rows()
+    assert len(rows) == 12
+    assert sum(row["status"] == "failed" for row in rows) == 6
 
 
 def test_an_explainer_that_raises_on_some_images_fails_only_those(tmp_path, cache, monkeypatch):

@@ -45,6 +45,17 @@ def test_the_newest_row_of_a_sample_counts(cell):
     assert {r["sample_id"]: r["cs"] for r in cell.rows()} == {"a": 0.9, "b": 0.2}
 
 
+def test_superseded_parts_are_pruned(cell):
+    cell.write([row("a", 0.1), row("b", 0.2)], ["cs"])
+    cell.write([row("c", 0.3)], ["cs"])
+    cell.write([row("b", 0.4)], ["cs"])
+    cell.write([row("a", 0.5)], ["cs"])
+    before = {r["sample_id"]: r["cs"] for r in cell.rows()}
+    cell.prune()
+    assert len(cell.parts()) == 3
+    assert {r["sample_id"]: r["cs"] for r in cell.rows()} == before == {"a": 0.5, "b": 0.4, "c": 0.3}
+
+
 @pytest.mark.parametrize("harm", [b"", b"garbage", "cut"])
 def test_a_damaged_part_is_set_aside_and_named(cell, harm, caplog):
     cell.write([row("a")], ["cs"])
@@ -53,6 +64,8 @@ def test_a_damaged_part_is_set_aside_and_named(cell, harm, caplog):
     part.write_bytes(part.read_bytes()[:-30] if harm == "cut" else harm)
     assert [r["sample_id"] for r in cell.rows()] == ["b"]
     assert f"{part} is damaged" in caplog.text
+    assert part.exists()  # who only reads does not move anything
+    cell.rows(set_aside=True)
     assert [path.suffix for path in sorted(cell.folder.glob("part-*"))].count(".damaged") == 1
 
 

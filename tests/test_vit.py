@@ -5,7 +5,6 @@ import timm
 import torch
 
 from dap_bench import UserError, ViT, load_method, load_vit
-from dap_bench.explainers.ar import ar
 
 SMALL = {"pretrained": False, "embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
 
@@ -152,11 +151,33 @@ def test_bf16_scoring_stays_near_fp32():
     torch.testing.assert_close(full, reduced, rtol=0, atol=0.05)
 
 
-def test_rollout_row_sums_to_one():
-    vit = ViT(small(depth=3))
-    out = ar(vit, torch.randn(2, 3, 64, 64), torch.tensor([0, 0]), layers=True)
-    assert out.layers.shape == (2, 3, 16)
-    assert (out.layers.sum(-1) < 1).all()
+def test_the_double_copy_follows_the_weights():
+    vit = ViT(small())
+    first = vit.double()
+    assert vit.double() is first
+    with torch.no_grad():
+        vit.model.head.weight.mul_(2)
+    assert vit.double() is not first
+    assert torch.equal(vit.double().model.head.weight, vit.model.head.weight.double())
+
+
+def test_the_transform_gives_the_models_own_size():
+    from PIL import Image
+
+    vit = ViT(small())
+    assert vit.transform(Image.new("RGB", (300, 200))).shape == (3, 64, 64)
+
+
+def test_precision_settings_are_put_back():
+    def settings():
+        return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+
+    before, inside = settings(), []
+    model = small()
+    model.register_forward_pre_hook(lambda *_: inside.append(settings()))
+    ViT(model, precision="tf32").trace(torch.randn(1, 3, 64, 64))
+    assert inside == [("ieee", "ieee")]
+    assert settings() == before
 
 
 @pytest.mark.cuda

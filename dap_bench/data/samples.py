@@ -21,18 +21,24 @@ from filelock import FileLock
 from dap_bench.data.sources import Source
 from dap_bench.errors import UserError
 
-VERSION = 1
+VERSION = 2
 ROWS = 16  # images per row group: the least that is read at a time
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
         ("label", pa.int64()),
         ("sha256", pa.string()),
+        ("mask_sha256", pa.string()),  # empty where no mask is known
         ("data", pa.binary()),
         ("mask", pa.binary()),
     ]
 )
+LISTED = ["id", "label", "sha256", "mask_sha256"]  # what the manifest and its digest cover
 log = logging.getLogger(__name__)
+
+
+def _hash(data: bytes | None) -> str:
+    return "" if data is None else sha256(data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -43,17 +49,16 @@ class SampleSet:
     ids: list[str]
     labels: list[int]
     hashes: list[str]
+    mask_hashes: list[str]
     digest: str
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def manifest(self) -> str:
-        """The set as CSV text: id,label,sha256."""
-        lines = (
-            f"{i},{label},{content}\n" for i, label, content in zip(self.ids, self.labels, self.hashes, strict=True)
-        )
-        return "sample_id,label,sha256\n" + "".join(lines)
+        """The set as CSV text."""
+        columns = zip(self.ids, self.labels, self.hashes, self.mask_hashes, strict=True)
+        return "sample_id,label,sha256,mask_sha256\n" + "".join(f"{','.join(map(str, row))}\n" for row in columns)
 
     def read(self, indices: Sequence[int]) -> list[tuple[bytes, bytes | None]]:
         """The encoded images and object masks of some samples, checked against the manifest."""
@@ -64,7 +69,7 @@ class SampleSet:
                 for index in indices:
                     if index // ROWS == number:
                         data, mask = (group.column(name)[index % ROWS].as_py() for name in ("data", "mask"))
-                        if sha256(data).hexdigest() != self.hashes[index]:
+                        if (_hash(data), _hash(mask)) != (self.hashes[index], self.mask_hashes[index]):
                             raise UserError(
                                 f"the sample cache {self.folder} is damaged at {self.ids[index]}; "
                                 "delete that folder and run again."
@@ -86,10 +91,10 @@ def frozen(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):  # of processes that start together one draws, the others wait
-            samples = _load(folder)
+            samples = load(folder)
             if samples is None:
                 _freeze(folder, source, draw, whole)
-                samples = _load(folder)
+                samples = load(folder)
     except OSError as error:
         raise UserError(f"the sample cache {cache} cannot be written ({error}); set cache_dir=FOLDER.") from error
     if samples is None:
@@ -97,18 +102,18 @@ def frozen(
     return samples
 
 
-def _load(folder: Path) -> SampleSet | None:
+def load(folder: Path) -> SampleSet | None:
     """The set in `folder`, or None where there is none or its manifest does not fit its content."""
     if not folder.exists():
         return None
     try:
         digest = json.loads((folder / "manifest.json").read_text())["digest"]
-        table = pq.read_table(folder / "samples.parquet", columns=["id", "label", "sha256"])
+        table = pq.read_table(folder / "samples.parquet", columns=LISTED)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
         table, digest = None, None
     if table is not None:
-        ids, labels, hashes = (table.column(name).to_pylist() for name in ("id", "label", "sha256"))
-        samples = SampleSet(folder, ids, labels, hashes, digest)
+        ids, labels, hashes, mask_hashes = (table.column(name).to_pylist() for name in LISTED)
+        samples = SampleSet(folder, ids, labels, hashes, mask_hashes, digest)
         if sha256(samples.manifest().encode()).hexdigest() == digest:
             return samples
     log.warning("the sample cache %s is damaged and is drawn again", folder)
@@ -122,13 +127,14 @@ def _freeze(folder: Path, source: Source, draw: Callable[[Sequence[int]], list[i
     draft.mkdir()
     try:
         columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-        listed: dict[str, list[Any]] = {"id": [], "label": [], "sha256": []}
+        listed: dict[str, list[Any]] = {name: [] for name in LISTED}
         seen: set[str] = set()
         with pq.ParquetWriter(draft / "samples.parquet", SCHEMA, compression="none") as writer:
             for count, (position, record) in enumerate(zip(positions, source.fetch(positions), strict=True), 1):
                 identifier = record.id if record.id not in seen else f"{record.id}#{position}"
                 seen.add(identifier)
-                row = (identifier, record.label, sha256(record.data).hexdigest(), record.data, record.mask)
+                both = _hash(record.data), _hash(record.mask)
+                row = (identifier, record.label, *both, record.data, record.mask)
                 for name, value in zip(SCHEMA.names, row, strict=True):
                     columns[name].append(value)
                 if count % ROWS == 0 or count == len(positions):
@@ -137,7 +143,8 @@ def _freeze(folder: Path, source: Source, draw: Callable[[Sequence[int]], list[i
                         if name in listed:
                             listed[name] += values
                         values.clear()
-        samples = SampleSet(draft, listed["id"], listed["label"], listed["sha256"], "")
+        ids, labels, hashes, mask_hashes = (listed[name] for name in LISTED)
+        samples = SampleSet(draft, ids, labels, hashes, mask_hashes, "")
         digest = sha256(samples.manifest().encode()).hexdigest()
         (draft / "manifest.json").write_text(json.dumps({"digest": digest, "n": len(samples), **whole}, indent=1))
         shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,7 @@ import io
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,8 +26,9 @@ from tqdm import tqdm
 
 from dap_bench import hub
 from dap_bench.data import shapes
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, whole
 
+ORIENTATION = 0x0112  # the EXIF tag
 PICTURES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 INSTEAD = (
     "Or use images you have: data=parquet data.path=FOLDER (shards of the same schema), "
@@ -55,10 +56,13 @@ class Shapes:
     """The embedded source: objects drawn by the project itself, with their true masks."""
 
     def __init__(self, size: int = 12_000, seed: int = 0) -> None:
+        whole("data.size", size)
+        whole("data.seed", seed, least=0)
         self.size, self.seed = size, seed
 
     def identity(self) -> dict[str, Any]:
-        return {"kind": "shapes", "size": self.size, "seed": self.seed}
+        drawing = sha256(Path(shapes.__file__).read_bytes()).hexdigest()  # another drawing makes other pictures
+        return {"kind": "shapes", "size": self.size, "seed": self.seed, "drawing": drawing}
 
     def labels(self) -> Sequence[int]:
         return [shapes.label_of(index) for index in range(self.size)]
@@ -86,7 +90,7 @@ class _Group:
 class Parquet:
     """Parquet shards of the Hugging Face image schema: `image {bytes, path}` and an integer `label`.
 
-    `path` is a folder, a file, a glob pattern or an fsspec address; `split` keeps the files named `<split>-...`;
+    `path` is a folder, a file or a glob pattern; `split` keeps the files named `<split>-...`;
     `boxes` is a CSV (path,x0,y0,x1,y1 in pixels of the stored image) from which object masks are drawn.
     """
 
@@ -102,9 +106,9 @@ class Parquet:
             files = sorted(glob(str(path))) if has_magic(str(path)) else [str(path)] * path.is_file()
         if not files:
             raise UserError(f"data.path={self.path} holds no Parquet file; name a folder, a file or a pattern of them.")
-        splits = sorted({Path(file).name.split("-")[0] for file in files})
+        splits = sorted({_split_of(file) for file in files})
         if self.split is not None:
-            files = [file for file in files if Path(file).name.split("-")[0] == self.split]
+            files = [file for file in files if _split_of(file) == self.split]
             if not files:
                 raise UserError(f"data.split={self.split} is not in {self.path}; it has {', '.join(splits)}.")
         elif len(splits) > 1 and path.is_dir():
@@ -112,8 +116,8 @@ class Parquet:
         return files
 
     def identity(self) -> dict[str, Any]:
-        files = [[Path(file).name, Path(file).stat().st_size] for file in self.files]
-        boxes = Path(self.boxes).expanduser().stat().st_size if self.boxes and self._boxes is not None else None
+        files = [[Path(file).name, Path(file).stat().st_size, _tail_hash(file)] for file in self.files]
+        boxes = sha256(repr(sorted(self._boxes.items())).encode()).hexdigest() if self.boxes else None
         return {"kind": "parquet", "files": files, "boxes": boxes}
 
     def labels(self) -> Sequence[int]:
@@ -197,12 +201,15 @@ class Parquet:
             return None
         try:
             with Image.open(io.BytesIO(data)) as image:
-                mask = Image.new("L", image.size)
+                mask, orientation = Image.new("L", image.size), image.getexif().get(ORIENTATION)
         except Exception:  # the image itself will be reported when it is decoded
             return None
         for x0, y0, x1, y1 in boxes:
             mask.paste(255, (round(x0), round(y0), round(x1), round(y1)))
-        return _encode(mask, "PNG")
+        exif = Image.Exif()
+        if orientation:  # boxes lie on the stored image; the mask must be turned as the image will be
+            exif[ORIENTATION] = orientation
+        return _encode(mask, "PNG", exif=exif)
 
 
 class Hub(Parquet):
@@ -220,8 +227,10 @@ class Hub(Parquet):
         hub.require(self.repo, "dataset", INSTEAD)
         from datasets import load_dataset_builder
 
-        builder = load_dataset_builder(self.repo, revision=self.revision)
-        data_files = builder.config.data_files or {}
+        try:
+            data_files = load_dataset_builder(self.repo, revision=self.revision).config.data_files or {}
+        except Exception as error:  # datasets and the Hub's client raise many kinds
+            raise UserError(f"{self.repo} cannot be opened ({type(error).__name__}: {error}). {INSTEAD}") from error
         if self.split not in data_files:
             raise UserError(f"{self.repo} has no split {self.split!r}; it has {', '.join(data_files)}.")
         return sorted(data_files[self.split])
@@ -235,6 +244,12 @@ class Hub(Parquet):
         filesystem, path = url_to_fs(file)
         # without a read-ahead cache exactly the asked-for byte ranges travel
         return pq.ParquetFile(filesystem.open(path, "rb", cache_type="none"), pre_buffer=True)
+
+    def _index(self, file: str) -> list[_Group]:
+        return _from_the_hub(lambda: Parquet._index(self, file))
+
+    def _read(self, group: _Group) -> pa.Table:
+        return _from_the_hub(lambda: Parquet._read(self, group))
 
     @cached_property
     def _groups(self) -> list[_Group]:
@@ -259,6 +274,17 @@ class Hub(Parquet):
     def _announce(self, groups: list[_Group]) -> None:
         size = sum(group.bytes for group in groups)
         print(f"{self.repo}: downloading {len(groups)} row groups, {size / 2**20:,.1f} MiB, once")
+
+
+def _from_the_hub(read: Callable[[], Any]) -> Any:
+    """Whatever goes wrong on the way from the Hub, in a sentence; nothing half-read is kept."""
+    try:
+        return read()
+    except Exception as error:  # the client's transport errors are not OSErrors
+        reason = error.__cause__ or error
+        raise UserError(
+            f"reading from the Hugging Face Hub failed ({type(reason).__name__}: {reason}); repeat the same command."
+        ) from error
 
 
 class ImageFolder:
@@ -296,8 +322,13 @@ class ImageFolder:
     def identity(self) -> dict[str, Any]:
         return {
             "kind": "imagefolder",
-            "files": [[name, label, (self.path / name).stat().st_size] for name, label in self._items],
+            "files": [[name, label, *self._version(self.path / name)] for name, label in self._items],
         }
+
+    @staticmethod
+    def _version(file: Path) -> tuple[int, int]:
+        found = file.stat()
+        return found.st_size, found.st_mtime_ns
 
     def labels(self) -> Sequence[int]:
         return [label for _, label in self._items]
@@ -306,10 +337,9 @@ class ImageFolder:
         for position in positions:
             name, label = self._items[position]
             try:
-                data = (self.path / name).read_bytes()
-            except OSError:
-                data = b""  # becomes a failed row
-            yield Record(name, label, data)
+                yield Record(name, label, (self.path / name).read_bytes())
+            except OSError as error:
+                raise UserError(f"{self.path / name} cannot be read ({error.strerror}).") from error
 
 
 def _check_schema(file: str, schema: pa.Schema) -> None:
@@ -321,7 +351,20 @@ def _check_schema(file: str, schema: pa.Schema) -> None:
         raise UserError(f"{file} has columns ({found}), expected image {{bytes, path}} and an integer label.")
 
 
-def _encode(image: Image.Image, kind: str) -> bytes:
+def _split_of(file: str) -> str:
+    """`train` of train-00000-of-00294.parquet; other names do not name a split."""
+    found = re.fullmatch(r"(.+)-\d{5}-of-\d{5}.*\.parquet", Path(file).name)
+    return found[1] if found else ""
+
+
+def _tail_hash(file: str) -> str:
+    """The hash of a Parquet file's end, where its footer is: it changes when the content does."""
+    with Path(file).open("rb") as stream:
+        stream.seek(-min(65536, Path(file).stat().st_size), os.SEEK_END)
+        return sha256(stream.read()).hexdigest()
+
+
+def _encode(image: Image.Image, kind: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, kind)
+    image.save(buffer, kind, **options)
     return buffer.getvalue()

@@ -22,4 +22,4 @@ def agcam(vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, *, de
         scores = (query[:, :, :1] @ key.transpose(-2, -1)) * vit.blocks[layer].attn.scale
         maps.append((gradient[:, :, 0, 1:].relu() * scores[:, :, 0, 1:].sigmoid()).sum(1))
     stacked = torch.stack(maps, 1)
-    return Explanation(stacked.sum(1), vit.grid, stacked if layers else None)
+    return Explanation(stacked.sum(1), vit.grid, *((stacked.cumsum(1), stacked) if layers else ()))

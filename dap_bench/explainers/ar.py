@@ -28,6 +28,7 @@ def ar(
     discard_ratio: float = 0.0,
 ) -> Explanation:
     check(vit, images, classes, head_fusion=(head_fusion, FUSIONS))
+    start_layer = vit.block_number(start_layer)
     attention = [discard(fuse(a, head_fusion), discard_ratio) for a in vit.trace(images).attention[start_layer:]]
     maps, layer_maps, single = rollout([row_norm(residual(a)) for a in attention], layers)
     return Explanation(maps, vit.grid, layer_maps, single)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, one_of
 from dap_bench.vit import ViT
 
 
@@ -44,11 +44,10 @@ def min_max(values: Tensor) -> Tensor:
     return (values - low) / torch.where(high > low, high - low, 1)
 
 
-def check(vit: ViT, images: Tensor, classes: Tensor, **options: tuple[str, tuple[str, ...]]) -> None:
+def check(vit: ViT, images: Tensor, classes: Tensor, **options: tuple[object, tuple[object, ...]]) -> None:
     """Finite images, one class per image that the model has, and each option (its value, the values it may have)."""
     for name, (value, allowed) in options.items():
-        if value not in allowed:
-            raise UserError(f"{name} is one of {', '.join(allowed)}, not {value}.")
+        one_of(name, value, allowed)
     if classes.ndim != 1 or len(classes) != len(images):
         raise UserError(f"{len(images)} images need as many classes, got a tensor of shape {list(classes.shape)}.")
     wrong = classes[(classes < 0) | (classes >= vit.classes)]

@@ -33,7 +33,8 @@ def chefer(
     relevance: str = "lrp",
     dtype: str | None = "float64",
 ) -> Explanation:
-    check(vit, images, classes, relevance=(relevance, ("lrp", "attention")))
+    check(vit, images, classes, relevance=(relevance, ("lrp", "attention")), dtype=(dtype, (None, "float64")))
+    start_layer = vit.block_number(start_layer)
     if dtype == "float64":
         vit, images = vit.double(), images.double()
     trace = vit.trace(images, grad=["attention"])
@@ -65,6 +66,10 @@ def _block(vit: ViT, layer: int, x: Tensor, attention: Tensor, relevance: Tensor
     mlp = block.mlp
     if not (isinstance(getattr(mlp, "fc1", None), nn.Linear) and mlp.fc1.out_features == mlp.fc2.in_features):
         raise UserError(f"Chefer's rules do not cover this model's MLP ({type(mlp).__name__}).")
+    if getattr(block.attn, "gate", None) is not None or not all(
+        isinstance(getattr(part, "norm", nn.Identity()), nn.Identity) for part in (block.attn, mlp)
+    ):
+        raise UserError("Chefer's rules do not cover gates or norms inside attention and MLP, which this model has.")
 
     normed1 = block.norm1(x)
     query, key, value = vit.qkv(layer, normed1)

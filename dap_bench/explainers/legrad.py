@@ -31,4 +31,5 @@ def legrad(
         gradients = trace.layer_gradients(classes, "attention", readout)
     maps = torch.stack([gradient.relu().mean((1, 2))[:, 1:] for gradient in gradients], 1)
     first = 0 if last_layers == "all" else max(0, vit.depth - int(last_layers))
-    return Explanation(maps[:, first:].sum(1), vit.grid, maps if layers else None)
+    maps[:, :first] = 0
+    return Explanation(maps.sum(1), vit.grid, *((maps.cumsum(1), maps) if layers else ()))

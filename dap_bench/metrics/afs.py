@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dap_bench.metrics.base import Batch, top_count
+from dap_bench.metrics.base import Batch, check_options, top_count
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,9 @@ class FlowSparsity:
 
     better: ClassVar[str] = "higher"
     needs: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_options(unit=self.unit, upsample=self.upsample, fraction=self.fraction, rounding=self.rounding)
 
     def __call__(self, batch: Batch) -> Tensor:
         values = batch.values(batch.explanation, self.unit, self.upsample).double()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from dap_bench.errors import UserError, one_of
 from dap_bench.explainers.base import Explainer, Explanation, min_max
 from dap_bench.vit import ViT
 
@@ -17,7 +18,7 @@ class Metric(Protocol):
     """A number per image, NaN where it is not defined; `better` is the direction of improvement."""
 
     better: ClassVar[str]  # "higher" or "lower"
-    needs: ClassVar[tuple[str, ...]]  # "layers" and "masks" cost time: they are made only if asked for
+    needs: ClassVar[tuple[str, ...]]  # "layers", "masks", "alternative" cost time: made only if asked for
 
     def __call__(self, batch: "Batch") -> Tensor: ...
 
@@ -37,7 +38,9 @@ class Batch:
     chunk: int = 32  # how many perturbed images are scored at a time
     ids: list[Any] = field(default_factory=list)  # names of the images, for `known`
     known: dict[Any, Any] = field(default_factory=dict)  # what is the same for all explainers of these images
+    orders: dict[Any, Tensor] = field(default_factory=dict)  # ranks of pixels, shared by metrics
     curves: dict[str, Tensor] = field(default_factory=dict)  # what metrics kept
+    metric: str | None = None  # the name under which the metric at work was configured
 
     @classmethod
     def of(cls, vit: ViT, explain: Explainer, images: Tensor, **options: Any) -> "Batch":
@@ -73,14 +76,29 @@ class Batch:
 
     def keep(self, name: str, points: list[Tensor]) -> Tensor:
         """Points [B] of a curve as [B,points], kept for those who want the curve."""
-        self.curves[name] = torch.stack([point.to(points[0]) for point in points], 1)
-        return self.curves[name]
+        curve = torch.stack([point.to(points[0]) for point in points], 1)
+        self.curves[self.metric or name] = curve
+        return curve
 
 
 def _best_two(vit: ViT, images: Tensor) -> Tensor:
     """The two likeliest classes and the probability of the first [B,3]."""
-    best = vit.score(images).double().softmax(1).topk(2, dim=1)
+    best = vit.score(images, full=True).double().softmax(1).topk(2, dim=1)
     return torch.cat([best.indices.double(), best.values[:, :1]], 1)
+
+
+def check_options(**options: object) -> None:
+    """Options that several metrics have, checked by name."""
+    allowed: dict[str, tuple[object, ...]] = {
+        "unit": ("pixel", "patch"),
+        "upsample": (None, "bilinear", "nearest", "bicubic"),
+        "rounding": ("round", "floor"),
+    }
+    for name, value in options.items():
+        if name in allowed:
+            one_of(name, value, allowed[name])
+        elif not isinstance(value, int | float) or not 0 < value <= 1:
+            raise UserError(f"{name}={value} must be above 0 and at most 1.")
 
 
 def top_count(fraction: float, total: int, rounding: str = "round") -> int:

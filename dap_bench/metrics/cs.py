@@ -10,7 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dap_bench.metrics.base import Batch, spearman
+from dap_bench.errors import one_of
+from dap_bench.metrics.base import Batch, check_options, spearman
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,11 @@ class ClassSensitivity:
     formula: str = "half_distance"  # (1 - rho)/2 | as_printed: 1 - rho/2
 
     better: ClassVar[str] = "higher"
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ("alternative",)
+
+    def __post_init__(self) -> None:
+        check_options(unit=self.unit, upsample=self.upsample)
+        one_of("formula", self.formula, ("half_distance", "as_printed"))
 
     def __call__(self, batch: Batch) -> Tensor:
         maps = (batch.explanation, batch.alternative_explanation)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dap_bench.errors import UserError
+from dap_bench.errors import one_of, whole
 from dap_bench.metrics.base import Batch
 from dap_bench.metrics.perturbation import Perturbation, area, curve, interior
 
@@ -25,8 +25,8 @@ class Deletion(Perturbation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps < 1 or self.auc not in ("trapezoid", "mean"):
-            raise UserError(f"steps={self.steps} must be at least 1 and auc={self.auc} trapezoid or mean.")
+        whole("steps", self.steps)
+        one_of("auc", self.auc, ("trapezoid", "mean"))
 
     def __call__(self, batch: Batch) -> Tensor:
         return area(self.curves(batch), self.auc)

@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dap_bench.errors import UserError
+from dap_bench.errors import one_of
 from dap_bench.explainers.base import Explainer, Explanation
-from dap_bench.metrics.base import Batch, spearman
+from dap_bench.metrics.base import Batch, check_options, spearman
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,10 @@ class DecisionAlignment:
     needs: ClassVar[tuple[str, ...]] = ("layers",)
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("unit", self.unit, ("pixel", "patch")),
-            ("reference", self.reference, ("own_final", "prior", "last_attention")),
-            ("intermediate", self.intermediate, ("accumulated", "single", "raw_attention")),
-            ("layers", self.layers, ("all", "all_but_last")),
-        ):
-            if value not in allowed:
-                raise UserError(f"LDA's {name} is one of {', '.join(allowed)}, not {value}.")
+        check_options(unit=self.unit, upsample=self.upsample)
+        one_of("LDA's reference", self.reference, ("own_final", "prior", "last_attention"))
+        one_of("LDA's intermediate", self.intermediate, ("accumulated", "single", "raw_attention"))
+        one_of("LDA's layers", self.layers, ("all", "all_but_last"))
 
     def __call__(self, batch: Batch) -> Tensor:
         maps = self.maps(batch)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dap_bench.metrics.base import Batch
+from dap_bench.metrics.base import Batch, check_options
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,9 @@ class Pointing:
 
     better: ClassVar[str] = "higher"
     needs: ClassVar[tuple[str, ...]] = ("masks",)
+
+    def __post_init__(self) -> None:
+        check_options(upsample=self.upsample)
 
     def __call__(self, batch: Batch) -> Tensor:
         values, inside = batch.values(batch.explanation, "pixel", self.upsample), masks(batch)
@@ -32,6 +35,9 @@ class MassInside:
 
     better: ClassVar[str] = "higher"
     needs: ClassVar[tuple[str, ...]] = ("masks",)
+
+    def __post_init__(self) -> None:
+        check_options(upsample=self.upsample)
 
     def __call__(self, batch: Batch) -> Tensor:
         values, inside = batch.values(batch.explanation, "pixel", self.upsample).double(), masks(batch)

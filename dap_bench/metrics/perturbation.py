@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import gaussian_blur
+from torch.nn.functional import conv2d, pad
 
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, one_of
 from dap_bench.explainers.base import Explanation
-from dap_bench.metrics.base import Batch
+from dap_bench.metrics.base import Batch, check_options
 
 BASELINES = ("zero", "black", "mean", "blur")
 log = logging.getLogger(__name__)
@@ -34,20 +34,21 @@ class Perturbation:
     seed: int = 0  # of random ties
 
     def __post_init__(self) -> None:
-        for name, value, allowed in (
-            ("unit", self.unit, ("pixel", "patch")),
-            ("baseline", self.baseline, BASELINES),
-            ("ties", self.ties, ("stable", "random")),
-        ):
-            if value not in allowed:
-                raise UserError(f"{name} is one of {', '.join(allowed)}, not {value}.")
+        check_options(unit=self.unit, upsample=self.upsample)
+        one_of("baseline", self.baseline, BASELINES)
+        one_of("ties", self.ties, ("stable", "random"))
+        if self.kernel % 2 == 0 or self.kernel < 1 or self.sigma <= 0:
+            raise UserError(f"blur needs an odd kernel and a positive sigma, not {self.kernel} and {self.sigma}.")
 
     def ranks(self, batch: Batch, explanation: Explanation) -> Tensor:
         """Rank of every pixel's unit [B,H*W], 0 the most relevant."""
-        values = batch.values(explanation, self.unit, self.upsample)
-        order = order_of(values, self.ties, self.seed)
-        ranks = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1]).to(order).expand_as(order))
-        return ranks if self.unit == "pixel" else ranks[:, patch_of_pixel(batch)]
+        key = (id(explanation), self.unit, self.upsample, self.ties, self.seed)
+        if key not in batch.orders:
+            order = order_of(batch.values(explanation, self.unit, self.upsample), self.ties, self.seed)
+            places = torch.arange(order.shape[1], dtype=torch.int32, device=order.device).expand_as(order)
+            ranks = torch.empty_like(places).scatter_(1, order, places)
+            batch.orders[key] = ranks if self.unit == "pixel" else ranks[:, patch_of_pixel(batch)]
+        return batch.orders[key]
 
     def units(self, batch: Batch) -> int:
         height, width = batch.vit.image_size
@@ -62,12 +63,22 @@ class Perturbation:
             return batch.vit.normalised(0.0).to(images).expand_as(images)
         if self.baseline == "mean":
             return images.mean((2, 3), keepdim=True).expand_as(images)
-        return gaussian_blur(images, [self.kernel, self.kernel], [self.sigma, self.sigma])
+        return blur(images, self.kernel, self.sigma)
 
     def blank_probability(self, batch: Batch, blank: Tensor) -> Tensor:
         """p(y) of the baseline's images, once per image whoever asks."""
         key = (self.baseline, self.kernel, self.sigma) if self.baseline == "blur" else (self.baseline,)
         return batch.once(key, lambda: probabilities(batch, lambda chosen: blank[chosen], len(blank)))
+
+
+def blur(images: Tensor, kernel: int, sigma: float) -> Tensor:
+    """Gaussian blur with reflected borders: torchvision's, but one axis after the other, which is far cheaper."""
+    place = torch.arange(kernel, dtype=images.dtype, device=images.device) - (kernel - 1) / 2
+    weights = (-0.5 * (place / sigma) ** 2).exp()
+    weights = (weights / weights.sum()).repeat(3, 1, 1, 1)
+    half = kernel // 2
+    rows = conv2d(pad(images, (half, half, 0, 0), mode="reflect"), weights, groups=3)
+    return conv2d(pad(rows, (0, 0, half, half), mode="reflect"), weights.transpose(2, 3), groups=3)
 
 
 def order_of(values: Tensor, ties: str, seed: int) -> Tensor:
@@ -118,7 +129,7 @@ def probabilities(batch: Batch, build: Callable[[Tensor], Tensor], total: int, p
         classes = batch.predicted[chosen // per_image]
         found.append(scores.double().softmax(1).gather(1, classes[:, None])[:, 0])
         done += len(chosen)
-    return torch.cat(found)
+    return torch.cat(found) if found else torch.empty(0, dtype=torch.float64, device=batch.images.device)
 
 
 def area(curves: Tensor, rule: str) -> Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from dap_bench.metrics.base import Batch, top_count
+from dap_bench.metrics.base import Batch, check_options, top_count
 from dap_bench.metrics.perturbation import Perturbation, curve
 
 
@@ -20,6 +20,10 @@ class ContributionConsistency(Perturbation):
 
     better: ClassVar[str] = "higher"
     needs: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_options(fraction=self.fraction, rounding=self.rounding)
 
     def __call__(self, batch: Batch) -> Tensor:
         count = top_count(self.fraction, self.units(batch), self.rounding)

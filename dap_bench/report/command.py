@@ -13,7 +13,7 @@ def command(**defaults: str) -> Callable[[Callable[..., None]], Callable[[], Non
         def run() -> None:
             try:
                 function(**parse(sys.argv[1:], defaults))
-            except UserError as error:
+            except (UserError, OSError) as error:
                 print(f"{function.__module__}: {error}".removeprefix("__main__: "), file=sys.stderr)
                 sys.exit(2)
 

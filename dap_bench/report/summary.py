@@ -32,19 +32,23 @@ class CellRows:
         return ok.set_index("sample_id")[metric].astype(float)
 
 
-def load_rows(results: str | Path = "results/runs") -> list[CellRows]:
-    """Every cell below a folder; two settings of one cell are named and refused, never averaged."""
+def load_rows(results: str | Path = "results/runs", data: str = "") -> list[CellRows]:
+    """Every cell below a folder, or those of one data source; two settings of one cell are refused, never averaged."""
     found: dict[tuple[str, ...], CellRows] = {}
     for cell in store.cells(Path(results)):
         try:
             info = cell.info
             names = {name: str(info[name]) for name in CELL}
-            rows = pd.DataFrame(cell.rows(), columns=[*store.COLUMNS.names, *info["metrics"]])
+            found_rows = cell.rows()
+            extra = sorted({name for row in found_rows for name in row} - {*store.COLUMNS.names, *info["metrics"]})
+            rows = pd.DataFrame(found_rows, columns=[*store.COLUMNS.names, *info["metrics"], *extra])
             complete = {"n", "fingerprint"} <= set(info)
         except (OSError, ValueError, KeyError, TypeError):
             complete = False
         if not complete:
             raise UserError(f"{cell.folder}/cell.json is damaged or of another version; remove that folder.")
+        if data and names["data"] != data:
+            continue
         key = tuple(names.values())
         if key in found:
             raise UserError(
@@ -57,8 +61,8 @@ def load_rows(results: str | Path = "results/runs") -> list[CellRows]:
     return list(found.values())
 
 
-def summarize(results: str | Path = "results/runs") -> pd.DataFrame:
-    """One line per cell and metric.
+def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFrame:
+    """One line per cell and metric, of all cells below a folder or of those of one data source.
 
     `mean` with its 95 % bootstrap interval (`low`, `high`). `n` images were measured, of which `nan` have no value for
     the metric; `failed` images could not be measured and `missing` are not computed yet; `fallback` counts images for
@@ -66,7 +70,7 @@ def summarize(results: str | Path = "results/runs") -> pd.DataFrame:
     after Holm over the methods of the same model, sampling and metric; `effect` the rank-biserial correlation of the
     pairs, positive where DAP is better.
     """
-    cells = load_rows(results)
+    cells = load_rows(results, data)
     lines = [line for cell in cells for line in _lines(cell)]
     table = pd.DataFrame(lines).sort_values([*CELL, "metric"], ignore_index=True)
     return table.merge(_tests(cells), how="left", on=[*CELL, "metric"])

@@ -92,7 +92,7 @@ def one_source(part: pd.DataFrame) -> None:
     for key, names in sources.items():
         if len(names) > 1:
             raise UserError(
-                f"{' '.join(map(str, key))} was run on {' and '.join(sorted(names))}: "  # type: ignore[call-overload]
+                f"{' '.join(map(str, key))} was run on {' and '.join(sorted(names))}: "
                 "say which one the tables are about, data=NAME."
             )
 

@@ -78,6 +78,35 @@ def test_boxes_become_masks(shards):
     assert (mask.getpixel((2, 3)), mask.getpixel((6, 3)), mask.getpixel((19, 1))) == (255, 0, 255)
 
 
+def test_masks_are_turned_as_their_images_are(tmp_path):
+    from dap_bench.data.images import decode
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 10)).save(buffer, "JPEG", exif=exif)
+    table = pa.table({"image": pa.array([{"bytes": buffer.getvalue(), "path": "a.jpg"}], IMAGE), "label": [0]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "boxes.csv").write_text("path,x0,y0,x1,y1\na.jpg,0,0,5,10\n")  # the left quarter as stored
+    (record,) = Parquet(str(tmp_path / "a.parquet"), boxes=str(tmp_path / "boxes.csv")).fetch([0])
+    mask = decode(record.mask)
+    assert mask.size == decode(record.data).size == (10, 20)
+    assert (mask.getpixel((5, 2)), mask.getpixel((5, 10))) == ((255,) * 3, (0,) * 3)  # the upper quarter
+
+
+def test_shards_without_a_split_in_their_names(tmp_path):
+    for number in range(2):
+        shard(tmp_path / f"{number:04d}.parquet", [number])
+    assert Parquet(str(tmp_path)).labels() == [0, 1]
+
+
+def test_other_boxes_are_another_source(shards):
+    for name, edge in (("a", 5), ("b", 6)):
+        (shards / f"{name}.csv").write_text(f"path,x0,y0,x1,y1\nimg4.png,0,0,{edge},5\n")
+    one, two = (Parquet(str(shards), boxes=str(shards / f"{name}.csv")).identity() for name in "ab")
+    assert one != two
+
+
 def test_identity_changes_with_the_content_and_not_with_the_folder(shards, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     for file in shards.iterdir():

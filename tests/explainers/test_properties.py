@@ -59,10 +59,10 @@ def test_layer_maps_do_not_change_the_map(toy, method):
     assert out.layers.shape == (4, 3, 12)
     torch.testing.assert_close(explain(vit, images, classes).maps, out.maps)
     assert explain(vit, images, classes).layers is None
-    if method in ("ar", "attr", "chefer", "gmar", "dap", "dap_source", "dap_target", "dap_uniform", "gradcam", "cdam"):
+    if method != "dap_final":  # whose prior comes after the last layer
         torch.testing.assert_close(out.layers[:, -1], out.maps)
     if method in ("agcam", "legrad"):
-        torch.testing.assert_close(out.layers.sum(1), out.maps)
+        torch.testing.assert_close(out.single.sum(1), out.maps)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"ar", "dap_uniform"}))
@@ -117,9 +117,8 @@ def test_dap_is_its_formulas(toy, method, variant):
 
 
 def test_dap_with_a_uniform_prior_is_rollout(toy):
-    explain = load_method("dap")
     flat = lambda vit, images, classes: Explanation(torch.full((len(images), 12), 0.3).double(), vit.grid)  # noqa: E731
-    out = explain.func(*toy, **{**explain.keywords, "prior": flat})
+    out = load_method("dap", prior=flat)(*toy)
     torch.testing.assert_close(out.maps, load_method("ar")(*toy).maps)
     assert out.fallback.all()
 
@@ -223,8 +222,8 @@ def test_attr_with_some_heads(toy):
 
 
 def test_legrad_with_the_last_layers(toy):
-    layers = load_method("legrad")(*toy, layers=True).layers
-    torch.testing.assert_close(load_method("legrad", last_layers=2)(*toy).maps, layers[:, 1:].sum(1))
+    single = load_method("legrad")(*toy, layers=True).single
+    torch.testing.assert_close(load_method("legrad", last_layers=2)(*toy).maps, single[:, 1:].sum(1))
 
 
 def test_legrad_with_the_final_logit(toy):
@@ -333,7 +332,10 @@ def test_bad_classes(toy, method, classes, words):
         load_method(method)(*toy[:2], classes)
 
 
-@pytest.mark.parametrize(("method", "option"), [("gradcam", {"layer": 3}), ("cdam", {"layer": -4})])
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [("gradcam", {"layer": 3}), ("cdam", {"layer": -4}), ("ar", {"start_layer": 3}), ("chefer", {"start_layer": 9})],
+)
 def test_a_layer_that_does_not_exist(toy, method, option):
     with pytest.raises(UserError, match="the model has blocks 0 to 2"):
         load_method(method, **option)(*toy)
@@ -374,6 +376,7 @@ def test_images_that_are_not_finite(toy, method):
         ("ar", {"head_fusion": "x"}),
         ("gradcam", {"tokens": "x"}),
         ("gradcam", {"at": "x"}),
+        ("chefer", {"dtype": "x"}),
     ],
 )
 def test_an_option_with_a_wrong_value(toy, method, option):

@@ -113,6 +113,22 @@ def test_lda_with_a_wrong_option():
         lda(reference="first")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ClassSensitivity(unit="pixels"),
+        lambda: ClassSensitivity(formula="half"),
+        lambda: FlowSparsity(rounding="up"),
+        lambda: FlowSparsity(fraction=1.5),
+        lambda: FlowSparsity(upsample="cubic"),
+        lambda: Pointing(upsample="x"),
+    ],
+)
+def test_a_wrong_option_is_refused(make):
+    with pytest.raises(UserError, match="is one of|must be above 0"):
+        make()
+
+
 def test_localisation_by_hand():
     """The object is the right half. Scaled maps 0 1 .5 .5 and 1 0 0 .25; 1.5/2 and .25/1.25 of their mass is inside."""
     inside = torch.zeros(4, 4, dtype=torch.bool)

@@ -12,7 +12,7 @@ from dap_bench.data.shapes import draw
 from dap_bench.explainers.base import Explanation
 from dap_bench.metrics.base import Batch
 from dap_bench.metrics.deletion import BetweenCurves, Deletion, Insertion
-from dap_bench.metrics.perturbation import interior, order_of
+from dap_bench.metrics.perturbation import blur, interior, order_of
 from dap_bench.metrics.tcc import ContributionConsistency
 
 
@@ -65,6 +65,19 @@ def test_areas_of_a_linear_model_by_hand():
     assert BetweenCurves(unit="patch", steps=4)(batch).item() == pytest.approx((0.3 + 0.4 + 0.3) / 4)
 
 
+def test_one_step_has_only_its_ends():
+    batch = batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])
+    assert Deletion(unit="patch", steps=1)(batch).item() == pytest.approx(0.5)
+
+
+def test_two_settings_of_a_metric_keep_their_curves_apart():
+    batch = batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])
+    for name, steps in (("deletion", 4), ("deletion_coarse", 2)):
+        batch.metric = name
+        Deletion(unit="patch", steps=steps)(batch)
+    assert {name: curve.shape[1] for name, curve in batch.curves.items()} == {"deletion": 5, "deletion_coarse": 3}
+
+
 def test_fewer_steps_than_units():
     """Two intervals over four patches: 1 .3 0."""
     batch = batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])
@@ -103,6 +116,13 @@ def test_baselines(baseline, left):
         values = [left[at] if at in order[:count] else WEIGHTS[at] for at in range(4)]
         expected.append((sum(values) + 4) / 8)
     assert batch.curves["deletion"][0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kernel", "sigma"), [(51, 10.0), (11, 5.0), (1, 1.0)])
+def test_blur_is_torchvisions(kernel, sigma):
+    images = torch.randn(2, 3, 64, 80, generator=torch.Generator().manual_seed(0))
+    expected = gaussian_blur(images, [kernel, kernel], [sigma, sigma])
+    torch.testing.assert_close(blur(images, kernel, sigma), expected, rtol=0, atol=1e-6)
 
 
 def test_any_model_is_a_table():
@@ -149,7 +169,14 @@ def test_tcc_counts_round_or_floor():
 
 
 def test_a_wrong_option_is_one_sentence():
-    for options in ({"unit": "token"}, {"baseline": "white"}, {"ties": "x"}, {"steps": 0}, {"auc": "sum"}):
+    for options in (
+        {"unit": "token"},
+        {"baseline": "white"},
+        {"ties": "x"},
+        {"steps": 0},
+        {"auc": "sum"},
+        {"kernel": 4},
+    ):
         with pytest.raises(UserError):
             Deletion(**options)
 

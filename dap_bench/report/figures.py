@@ -1,0 +1,199 @@
+"""Figures of the paper, from rows: curves with bands, ranks, layer-wise maps, best and worst cases.
+
+Curves and maps are columns that runs with keep_curves=true keep_maps=true have. Only the pictures of single images
+run a model again, for the few images they show.
+"""
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from scipy.stats import rankdata, studentized_range
+
+from dap_bench.report.layouts import METHODS, label, ordered
+from dap_bench.report.pictures import overlay
+from dap_bench.report.summary import REFERENCE, CellRows, interval
+
+# Okabe and Ito's colours, told apart without colour vision; line styles help in print
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999", "#F0E442")
+STYLES = ("-", "--", "-.", ":")
+FONT: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """As PDF and PNG, without a date in it, so that the same rows give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = [path.with_suffix(".pdf"), path.with_suffix(".png")]
+    figure.savefig(written[0], metadata={"CreationDate": None})
+    figure.savefig(written[1], dpi=200, metadata={"Software": None})
+    return written
+
+
+def style(names: Sequence[str], name: str) -> dict[str, Any]:
+    """The same colour and line for a method in every figure that shows the same methods; DAP is thick and red."""
+    if name == REFERENCE:
+        return {"color": COLOURS[1], "linestyle": "-", "linewidth": 2.2, "zorder": 5}
+    others = [each for each in names if each != REFERENCE]
+    colours = [colour for colour in COLOURS if colour != COLOURS[1]]
+    at = others.index(name)
+    return {"color": colours[at % len(colours)], "linestyle": STYLES[at % len(STYLES)], "linewidth": 1.2}
+
+
+# ---------------------------------------------------------------------- curves
+
+
+def curves(cells: list[CellRows], path: Path) -> list[Path]:
+    """Deletion, cumulative saliency mass and layer-wise alignment of one model's methods, mean with 95 % bands."""
+    names = ordered({cell.names["method"] for cell in cells}, METHODS)
+    panels: list[tuple[str, str, str, Callable[[CellRows], np.ndarray | None]]] = [
+        ("Deletion", "share of pixels removed", "p(y)", lambda cell: _column(cell, "deletion_curve")),
+        ("Saliency mass", "share of patches, most relevant first", "share of the mass", _mass),
+        ("Alignment with the final map", "layer", "rank correlation", lambda cell: _column(cell, "lda_curve")),
+    ]
+    with rc_context(FONT):
+        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        for axes, (title, across, up, values) in zip(figure.subplots(1, 3), panels, strict=True):
+            for cell in sorted(cells, key=lambda cell: names.index(cell.names["method"])):
+                found = values(cell)
+                if found is not None:
+                    x = np.arange(1, found.shape[1] + 1) if across == "layer" else np.linspace(0, 1, found.shape[1])
+                    _band(axes, x, found, style(names, cell.names["method"]), label(cell.names["method"]))
+            axes.set(title=title, xlabel=across, ylabel=up)
+        handles: dict[str, Any] = {}
+        for axes in figure.axes:
+            handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        shown = [label(name) for name in names if label(name) in handles]
+        figure.legend(
+            [handles[text] for text in shown],
+            shown,
+            loc="outside lower center",
+            ncols=min(9, len(shown)),
+            frameon=False,
+        )
+        return save(figure, path)
+
+
+def _band(axes: Axes, x: np.ndarray, values: np.ndarray, look: dict[str, Any], name: str) -> None:
+    bounds = np.array([interval(column[~np.isnan(column)]) for column in values.T])
+    axes.plot(x, np.nanmean(values, axis=0), label=name, **look)
+    axes.fill_between(x, bounds[:, 0], bounds[:, 1], color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _column(cell: CellRows, name: str) -> np.ndarray | None:
+    """A list column as [images, points], or None where the rows do not have it."""
+    if name not in cell.rows:
+        return None
+    kept = [values for values in cell.rows[name] if values is not None and np.ndim(values) == 1]
+    return np.array(kept, dtype=float) if kept else None
+
+
+def _mass(cell: CellRows) -> np.ndarray | None:
+    """The share of each map's mass in its most relevant patches, 0 to all of them."""
+    maps = _column(cell, "map")
+    if maps is None:
+        return None
+    scaled = maps - maps.min(1, keepdims=True)
+    scaled = -np.sort(-scaled[scaled.sum(1) > 0], axis=1)
+    share = np.cumsum(scaled, axis=1) / scaled.sum(1, keepdims=True)
+    return np.concatenate([np.zeros((len(share), 1)), share], 1)
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+def ranks(cells: list[CellRows], path: Path) -> list[Path]:
+    """Mean rank of the methods over images, per metric, with Nemenyi's critical difference (5 %)."""
+    metrics = list(dict.fromkeys(metric for cell in cells for metric in cell.info["metrics"]))
+    names = ordered({cell.names["method"] for cell in cells}, METHODS)
+    drawn = [(metric, *found) for metric in metrics if (found := mean_ranks(cells, metric)) is not None]
+    with rc_context(FONT):
+        columns = min(3, max(1, len(drawn)))
+        rows = -(-max(1, len(drawn)) // columns)
+        figure = Figure(figsize=(2.4 * columns, rows * (0.9 + 0.17 * len(names))), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, (metric, found, difference, count) in zip(panels, drawn, strict=False):
+            best_first = found.sort_values(ascending=False)
+            y = np.arange(len(best_first))
+            colours = [style(names, name)["color"] for name in best_first.index]
+            axes.hlines(
+                y, best_first - difference / 2, best_first + difference / 2, color=colours, linewidth=3, alpha=0.4
+            )
+            axes.scatter(best_first, y, color=colours, s=16, zorder=3)
+            axes.set_yticks(y, [label(name) for name in best_first.index])
+            axes.set(title=f"{label(metric)}, {count} images", xlabel="mean rank (1 is best)")
+        for axes in panels[len(drawn) :]:
+            axes.set_visible(False)
+        return save(figure, path)
+
+
+def mean_ranks(cells: list[CellRows], metric: str) -> tuple[pd.Series, float, int] | None:
+    """Mean rank of each method on the images that all of them have, the critical difference, and how many images.
+
+    Two methods whose mean ranks differ by more than the critical difference differ at the 5 % level (Nemenyi).
+    """
+    having = [cell for cell in cells if metric in cell.info["metrics"]]
+    columns = {cell.names["method"]: cell.values(metric) for cell in having}
+    table = pd.DataFrame({name: values for name, values in columns.items() if values.notna().any()}).dropna()
+    if table.shape[1] < 2 or len(table) < 2:
+        return None
+    sign = 1 if having[0].info["metrics"][metric] == "lower" else -1
+    found = pd.Series(rankdata(sign * table.to_numpy(), axis=1).mean(0), index=table.columns)
+    k = table.shape[1]
+    q = studentized_range.ppf(0.95, k, np.inf) / sqrt(2)
+    return found, float(q * sqrt(k * (k + 1) / (6 * len(table)))), len(table)
+
+
+# ---------------------------------------------------------------------- single images
+
+
+def _tight() -> ConstrainedLayoutEngine:
+    return ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)
+
+
+def layer_maps(photo: np.ndarray, maps: dict[str, np.ndarray], title: str, path: Path) -> list[Path]:
+    """One photo; a row per method, a column per layer: heatmaps [L,H,W] in 0..1."""
+    depth = max(len(heatmaps) for heatmaps in maps.values())
+    with rc_context(FONT):
+        figure = Figure(figsize=(0.62 * (depth + 1) + 0.4, 0.68 * len(maps) + 0.5), layout=_tight())
+        grid = figure.subplots(len(maps), depth + 1, squeeze=False)
+        for row, (name, heatmaps) in zip(grid, maps.items(), strict=True):
+            overlay(row[0], photo)
+            row[0].set_ylabel(label(name), fontsize=8)
+            for axes, heatmap in zip(row[1:], heatmaps, strict=False):
+                overlay(axes, photo, heatmap)
+        for number, axes in enumerate(grid[0]):
+            axes.set_title(f"{number}" if number else "layer", fontsize=7)
+        figure.suptitle(title, fontsize=8)
+        return save(figure, path)
+
+
+def cases(rows: list[tuple[str, np.ndarray, dict[str, np.ndarray]]], path: Path) -> list[Path]:
+    """A row per image: (title, photo, heatmap of each method)."""
+    names = list(rows[0][2])
+    with rc_context(FONT):
+        figure = Figure(figsize=(0.95 * (len(names) + 1) + 0.6, 1.0 * len(rows) + 0.3), layout=_tight())
+        grid = figure.subplots(len(rows), len(names) + 1, squeeze=False)
+        for line, (title, photo, heatmaps) in zip(grid, rows, strict=True):
+            overlay(line[0], photo)
+            line[0].set_ylabel(title, fontsize=6)
+            for axes, name in zip(line[1:], names, strict=True):
+                overlay(axes, photo, heatmaps[name])
+        for axes, name in zip(grid[0], ["photo", *map(label, names)], strict=True):
+            axes.set_title(name, fontsize=8)
+        return save(figure, path)
+
+
+def best_and_worst(cell: CellRows, metric: str = "tcc", count: int = 3) -> tuple[list[str], list[str]]:
+    """The rule by which cases are picked: the images at the top and the bottom of a metric, ties by name."""
+    values = cell.values(metric).dropna()
+    table = pd.DataFrame({"value": values, "name": values.index}).sort_values(["value", "name"])
+    low_is_good = cell.info["metrics"][metric] == "lower"
+    order = list(table["name"]) if low_is_good else list(table["name"])[::-1]
+    return order[:count], order[::-1][:count]

@@ -1,0 +1,176 @@
+"""One self-contained HTML page: results, the comparison with the paper, figures, a browser of images, configs."""
+
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import ImageOps
+
+from dap_bench import __version__
+from dap_bench.data.images import BadImage, decode
+from dap_bench.data.samples import load
+from dap_bench.errors import UserError
+from dap_bench.report.compare import command, rank_agreement
+from dap_bench.report.layouts import LABELS, METHODS, METRICS, ordered
+from dap_bench.report.summary import CellRows
+
+THUMBNAIL = 160
+GROUP = ["data", "sampler", "model"]
+
+
+def write_page(
+    path: Path,
+    cells: list[CellRows],
+    summary: pd.DataFrame,
+    compared: pd.DataFrame | None,
+    figures: dict[str, Path],
+    images: int,
+) -> Path:
+    """Write the page; `images` is how many samples of each model and sampling can be browsed."""
+    counts = summary.groupby([*GROUP, "method"])["n"].first()
+    content = {
+        "about": f"{len(counts)} cells, {int(counts.sum()):,} rows. Made by dap_bench {__version__} from rows alone.",
+        "labels": LABELS,
+        "better": dict(zip(summary["metric"], summary["better"], strict=True)),
+        "groups": list(_groups(summary)),
+        "compared": [] if compared is None else _records(_with_commands(compared)),
+        "verdicts": "" if compared is None else _verdicts(compared),
+        "taus": [] if compared is None else _records(rank_agreement(compared)),
+        "figures": [{"title": title, "src": _data_url(file.read_bytes(), "png")} for title, file in figures.items()],
+        "samples": list(_samples(cells, images)),
+        "cells": [_cell(cell) for cell in cells],
+    }
+    # "</" would end the script that holds the data, whatever a class or a method is called
+    text = json.dumps(_plain(content), allow_nan=False).replace("</", "<\\/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(Path(__file__).with_name("page.html").read_text().replace("/*DATA*/", text))
+    return path
+
+
+def _group_id(names: Any) -> str:
+    return "/".join(str(names[key]) for key in GROUP)
+
+
+def _groups(summary: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for key, part in summary.groupby(GROUP):
+        names = dict(zip(GROUP, key, strict=True))
+        metrics = ordered(set(part["metric"]), METRICS)
+        places = {m: _places(part[part["metric"] == m]) for m in metrics}
+        rows = []
+        for method in ordered(set(part["method"]), METHODS):
+            lines = part[part["method"] == method].set_index("metric")
+            columns = ["mean", "low", "high", "nan", "p", "effect", "pairs"]
+            values = {m: {**lines.loc[m, columns].to_dict(), "place": places[m].get(method, 0)} for m in lines.index}
+            counts = lines.iloc[0][["n", "failed", "missing", "fallback"]].to_dict()
+            rows.append({"method": method, "values": values, **counts})
+        yield {**names, "id": _group_id(names), "metrics": metrics, "rows": rows}
+
+
+def _places(part: pd.DataFrame) -> dict[str, int]:
+    """1 for the best method of a metric, 2 for the second."""
+    order = part.set_index("method")["mean"].rank(method="dense", ascending=part["better"].iloc[0] == "lower")
+    return {str(method): int(place) for method, place in order.items() if place in (1, 2)}
+
+
+def _with_commands(compared: pd.DataFrame) -> pd.DataFrame:
+    return compared.assign(command=[command(line) for _, line in compared.iterrows()])
+
+
+def _verdicts(compared: pd.DataFrame) -> str:
+    counts = compared.drop_duplicates(["model", "method", "sampler", "metric"])["verdict"].value_counts()
+    return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + "."
+
+
+def _samples(cells: list[CellRows], count: int) -> Iterator[dict[str, Any]]:
+    """The first `count` images of each model and sampling, with every method's map and values."""
+    groups: dict[str, list[CellRows]] = {}
+    for cell in cells:
+        if "map" in cell.rows:
+            groups.setdefault(_group_id(cell.names), []).append(cell)
+    for group, members in groups.items():
+        order = ordered({cell.names["method"] for cell in members}, METHODS)
+        members.sort(key=lambda cell: order.index(cell.names["method"]))
+        photos = _photos(members[0])
+        tables = [(cell, cell.rows[cell.rows["status"] == "ok"].set_index("sample_id")) for cell in members]
+        for name, row in tables[0][1].head(count).iterrows():
+            side = round(len(row["map"]) ** 0.5)
+            yield {
+                "group": group,
+                "id": name,
+                "label": _class_name(members[0], row["label"]),
+                "predicted": _class_name(members[0], row["predicted"]),
+                "confidence": row["confidence"],
+                "photo": photos(str(name)),
+                "grid": [side, len(row["map"]) // side],
+                "methods": {c.names["method"]: _sample_of(c, t.loc[name]) for c, t in tables if name in t.index},
+            }
+
+
+def _sample_of(cell: CellRows, row: pd.Series) -> dict[str, Any]:
+    scaled = np.asarray(row["map"], dtype=float)
+    spread = np.ptp(scaled)
+    scaled = (scaled - scaled.min()) / spread if spread else np.zeros_like(scaled)
+    return {
+        "map": base64.b64encode((255 * scaled).round().astype(np.uint8).tobytes()).decode(),
+        "smooth": cell.names["method"] != "cdam",
+        "values": {metric: row[metric] for metric in ordered(set(cell.info["metrics"]), METRICS)},
+    }
+
+
+def _class_name(cell: CellRows, label: Any) -> str:
+    names = cell.info.get("class_names") or []
+    return str(names[int(label)]) if 0 <= int(label) < len(names) else f"class {int(label)}"
+
+
+def _photos(cell: CellRows) -> Callable[[str], str | None]:
+    """From a sample's id to a small JPEG as a data address, or to None where the images are not on this machine."""
+    folder = Path(cell.info["config"]["cache_dir"]).expanduser() / "samples" / cell.info.get("sample_set", "-")
+    samples = load(folder)
+    places = {name: at for at, name in enumerate(samples.ids)} if samples else {}
+
+    def photo(name: str) -> str | None:
+        if samples is None or name not in places:
+            return None
+        try:
+            image = decode(samples.read([places[name]])[0][0])
+        except (BadImage, UserError):
+            return None
+        buffer = io.BytesIO()
+        ImageOps.fit(image, (THUMBNAIL, THUMBNAIL)).save(buffer, "JPEG", quality=80)
+        return _data_url(buffer.getvalue(), "jpeg")
+
+    return photo
+
+
+def _cell(cell: CellRows) -> dict[str, Any]:
+    config = {key: value for key, value in cell.info["config"].items() if key not in ("results_dir", "cache_dir")}
+    extra = "" if cell.names["data"] == "imagenet" else f" data={cell.names['data']}"
+    return {
+        **cell.names,
+        "command": command(pd.Series(cell.names)) + extra,
+        "config": json.dumps(config, indent=1, sort_keys=True),
+    }
+
+
+def _records(table: pd.DataFrame) -> list[Any]:
+    return table.to_dict("records")
+
+
+def _data_url(data: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _plain(value: Any) -> Any:
+    """Without NumPy's kinds and without NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not np.isfinite(value) else value

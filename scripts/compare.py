@@ -1,0 +1,22 @@
+"""Ours beside theirs: python scripts/compare.py [results=FOLDER] [paper=FOLDER] [out=FOLDER] [data=NAME]"""
+
+from pathlib import Path
+
+from dap_bench.report.command import command
+from dap_bench.report.compare import compare, latex, markdown, published
+from dap_bench.report.summary import summarize
+
+
+@command(results="results/runs", paper="results/paper", out="results/tables", data="")
+def main(results: str, paper: str, out: str, data: str) -> None:
+    compared = compare(summarize(results, data), published(paper))
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("compare.md", markdown(compared)), ("compare.tex", latex(compared))):
+        (folder / name).write_text(text)
+        print(f"wrote {folder / name}")
+    print(compared.drop_duplicates(["model", "method", "sampler", "metric"])["verdict"].value_counts().to_string())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Rows -> figures: python scripts/figures.py [results=FOLDER] [out=FOLDER] [data=NAME] [model=NAME] [images=ID,ID]
+
+`model` and `sampler` say whose rows are drawn (default: the first that has rows of DAP). Pictures of single images
+need the images in the cache, and the model: they show the ids in `images`, or DAP's best and worst TCC.
+"""
+
+from pathlib import Path
+
+from dap_bench.report import figures
+from dap_bench.report.command import command
+from dap_bench.report.redraw import Redraw
+from dap_bench.report.summary import REFERENCE, load_rows
+
+LAYER_METHODS = ("ar", "gmar", "gradcam", REFERENCE)
+
+
+@command(results="results/runs", out="results/figures", data="", model="", sampler="", images="", device="auto")
+def main(results: str, out: str, data: str, model: str, sampler: str, images: str, device: str) -> None:
+    cells = load_rows(results, data)
+    names = next((c.names for c in cells if c.names["method"] == REFERENCE), cells[0].names)
+    model, sampler = model or names["model"], sampler or names["sampler"]
+    group = [c for c in cells if (c.names["model"], c.names["sampler"]) == (model, sampler)]
+    folder, stem = Path(out), f"{model}-{sampler}"
+    written = figures.curves(group, folder / f"curves-{stem}")
+    written += figures.ranks(group, folder / f"ranks-{stem}")
+    reference = next((cell for cell in group if cell.names["method"] == REFERENCE), None)
+    redraw = Redraw.of(reference, device) if reference is not None else None
+    if redraw is not None and reference is not None:
+        best, worst = figures.best_and_worst(reference)
+        chosen = images.split(",") if images else [best[0], worst[0]]
+        for name in chosen:
+            photo, maps = redraw.layers(name, LAYER_METHODS)
+            written += figures.layer_maps(photo, maps, redraw.title(name), folder / f"layers-{stem}-{Path(name).stem}")
+        methods = [cell.names["method"] for cell in group if not cell.names["method"].startswith(f"{REFERENCE}_")]
+        for kind, picked in (("best", best), ("worst", worst)):
+            rows = [(redraw.title(name), *redraw.heatmaps(name, methods)) for name in picked]
+            written += figures.cases(rows, folder / f"cases-{kind}-{stem}")
+    else:
+        print("no pictures of single images: they need rows of dap, and their images in the cache")
+    for path in written:
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

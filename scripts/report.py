@@ -1,0 +1,30 @@
+"""Rows -> one HTML page: python scripts/report.py [results=FOLDER] [paper=FOLDER] [figures=FOLDER] [out=FILE]"""
+
+from pathlib import Path
+
+from dap_bench.report.command import command
+from dap_bench.report.compare import compare, published
+from dap_bench.report.page import write_page
+from dap_bench.report.summary import load_rows, summarize
+
+
+@command(
+    results="results/runs",
+    paper="results/paper",
+    figures="results/figures",
+    out="results/report/index.html",
+    data="",
+    images="48",
+)
+def main(results: str, paper: str, figures: str, out: str, data: str, images: str) -> None:
+    summary = summarize(results, data)
+    compared = compare(summary, published(paper)) if Path(paper).is_dir() else None
+    pictures = {file.stem.replace("-", " "): file for file in sorted(Path(figures).glob("*.png"))}
+    path = write_page(Path(out), load_rows(results, data), summary, compared, pictures, int(images))
+    csv = Path(results).parent / "summary.csv"
+    summary.to_csv(csv, index=False, float_format="%.6f")
+    print(f"wrote {csv}\nwrote {path}, {path.stat().st_size / 2**20:.1f} MiB: open it in a browser")
+
+
+if __name__ == "__main__":
+    main()
