@@ -1,0 +1,99 @@
+"""The published numbers, and ours beside them."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from dap_bench.report.compare import command, compare, latex, markdown, published, rank_agreement
+
+PAPER = Path(__file__).parents[2] / "results" / "paper"
+
+
+def number(table, model, method, sampler, metric):
+    lines = published(PAPER).set_index(["table", "model", "method", "sampler", "metric"])["published"]
+    return lines[table, model, method, sampler, metric]
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "metrics"), [("table1", 40, 6), ("table2", 8, 4), ("table3", 40, 5), ("tableA1", 6, 5)]
+)
+def test_every_number_is_there(table, rows, metrics):
+    part = published(PAPER).query("table == @table")
+    assert len(part) == rows * metrics
+    missing = part[part["published"].isna()]
+    assert set(missing["method"]) <= {"chefer"}  # has no LDA
+    assert len(missing) == (8 if table == "table1" else 0)
+
+
+def test_spot_values():
+    assert number("table1", "vit_t", "ar", "balanced", "deletion") == 0.187
+    assert number("table1", "vit_l", "dap", "non_balanced", "lda") == 0.100
+    assert number("table1", "vit_s", "gmar", "non_balanced", "tcc") == 0.137
+    assert number("table2", "vit_b", "dap_target", "balanced", "afs") == 0.201
+    assert number("table2", "vit_l", "dap_uniform", "balanced", "lda") == -0.163
+    assert number("table3", "vit_b", "agcam", "non_balanced", "tcc") == 0.696
+    assert number("table3", "vit_l", "cdam", "balanced", "afs") == 0.855
+    assert number("tableA1", "vit_l", "gradcam", "balanced", "insertion") == 0.795
+
+
+def test_a_number_in_two_tables_is_the_same():
+    values = published(PAPER).groupby(["model", "method", "sampler", "metric"])["published"].nunique()
+    # LDA of DAP is 0.103 in Table 1 and 0.865 in Table 2
+    assert {(key[1], key[3]) for key, count in values.items() if count > 1} == {("dap", "lda")}
+
+
+@pytest.fixture
+def compared():
+    def line(method, mean, low, high):
+        return {
+            "data": "parquet",
+            "sampler": "balanced",
+            "model": "vit_t",
+            "method": method,
+            "metric": "deletion",
+            "mean": mean,
+            "low": low,
+            "high": high,
+            "n": 800,
+            "missing": 0,
+        }
+
+    # published: AR 0.187, AttR 0.112, GMAR 0.185
+    ours = [line("ar", 0.200, 0.190, 0.210), line("attr", 0.130, 0.125, 0.135), line("gmar", 0.190, 0.18, 0.20)]
+    return compare(pd.DataFrame(ours), published(PAPER))
+
+
+def test_verdicts_by_hand(compared):
+    """AR differs by 0.013 and may by 1.414 * 0.010 + 0.0005; AttR by 0.018 and may by 1.414 * 0.005 + 0.0005."""
+    lines = compared.query("table == 'table1' and model == 'vit_t' and sampler == 'balanced' and metric == 'deletion'")
+    found = lines.set_index("method")
+    assert found["verdict"].to_dict() == {
+        "ar": "agrees",
+        "attr": "differs",
+        "chefer": "not measured",
+        "gmar": "agrees",
+        "dap": "not measured",
+    }
+    assert found.loc["ar", "difference"] == pytest.approx(0.013)
+
+
+def test_rank_agreement_by_hand(compared):
+    """Ours: AttR < GMAR < AR, theirs: AttR < GMAR < AR."""
+    (line,) = rank_agreement(compared).to_dict("records")
+    assert (line["tau"], line["methods"], line["metric"]) == (1.0, 3, "deletion")
+
+
+def test_what_is_missing_has_its_command(compared):
+    text = markdown(compared)
+    assert "python -m dap_bench model=vit_l method=legrad sampler=non_balanced" in text
+    assert "| table1 | ViT-T | Balanced | AttR | Del | 0.112 | 0.130 | 0.125 to 0.135 | +0.018 | differs |" in text
+    assert "2 agrees, 1 differs" in text
+    missing = compared[compared["verdict"] == "not measured"].iloc[0]
+    assert command(missing) in text
+
+
+def test_latex_of_the_measured_part(compared):
+    text = latex(compared)
+    assert r"ViT-T & Balanced & AR & Del & 0.187 & 0.200 {\tiny [0.190, 0.210]} & $+0.013$ & agrees \\" in text
+    assert text.count("agrees") == 2
