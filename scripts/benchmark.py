@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -324,7 +323,9 @@ def peak_memory(vit: ViT) -> float:
     """MiB that this process had at most, on the device."""
     if vit.parameter.is_cuda:
         return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # not getrusage: it counts what the parent process had before this program was started in its place
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def apart(options: argparse.Namespace, *arguments: str) -> list[str]:

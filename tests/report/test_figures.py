@@ -1,0 +1,101 @@
+"""What the figures show, by hand; and the page, as data."""
+
+import json
+import re
+from math import sqrt
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dap_bench import store, summarize
+from dap_bench.report import figures
+from dap_bench.report.page import write_page
+from dap_bench.report.summary import holm, load_rows, paired
+from dap_bench.store import Cell
+
+
+def cell(folder, method, values, better="lower", **columns):
+    names = {"model": "vit_t", "method": method, "sampler": "balanced", "data": "toy"}
+    made = Cell.at(folder, names, "f")
+    info = {**names, "n": len(values), "metrics": {"deletion": better}, "fingerprint": "f"}
+    made.describe({**info, "config": {"cache_dir": str(folder / "nowhere")}, "class_names": ["</script><b>cat", "dog"]})
+    rows = []
+    for at, value in enumerate(values):
+        kept = {name: column[at] for name, column in columns.items()}
+        base = {"sample_id": f"s{at}", "label": 0, "predicted": 1, "confidence": 0.5, "fallback": False}
+        rows.append({**base, **names, "status": "ok", "deletion": value, **kept})
+    made.write(rows, ["deletion"])
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Three images, three methods: DAP is best, second and best; AR second, best and second; mine always last."""
+    maps = [[0.0, 1.0, 2.0, 1.0]] * 3
+    curves = [[1.0, 0.5, 0.0]] * 3
+    cell(tmp_path, "dap", [0.1, 0.3, 0.2], map=maps, deletion_curve=curves)
+    cell(tmp_path, "ar", [0.2, 0.2, 0.4], map=maps, deletion_curve=curves)
+    cell(tmp_path, "mine", [0.9, 0.9, 0.9], map=maps, deletion_curve=curves)
+    return tmp_path
+
+
+def test_mean_ranks_and_the_critical_difference(results):
+    found, difference, count = figures.mean_ranks(load_rows(results), "deletion")
+    assert found.to_dict() == pytest.approx({"dap": 4 / 3, "ar": 5 / 3, "mine": 3.0})
+    assert count == 3
+    assert difference == pytest.approx(2.343 * sqrt(3 * 4 / (6 * 3)), abs=1e-3)  # Demsar 2006, q for three methods
+
+
+def test_cases_are_picked_by_rule(results):
+    dap = next(cell for cell in load_rows(results) if cell.names["method"] == "dap")
+    assert figures.best_and_worst(dap, "deletion", 2) == (["s0", "s2"], ["s1", "s2"])
+
+
+def test_saliency_mass():
+    rows = pd.DataFrame({"map": [[0.0, 1.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0], None]})
+    # sorted 2 1 1 0, of 4; the constant map has no mass and is left out
+    np.testing.assert_allclose(figures._mass(figures.CellRows({}, {}, rows, None)), [[0, 0.5, 0.75, 1, 1]])
+
+
+def test_figures_are_written_and_repeatable(results, tmp_path):
+    group = load_rows(results)
+    for make in (figures.curves, figures.ranks):
+        first = [path.read_bytes() for path in make(group, tmp_path / "a" / "figure")]
+        again = [path.read_bytes() for path in make(group, tmp_path / "b" / "figure")]
+        assert first == again
+        assert first[0].startswith(b"%PDF")
+        assert first[1].startswith(b"\x89PNG")
+
+
+def test_paired_tests_by_hand(results):
+    """Gains of DAP over AR are .1, -.1, .2: ranks 1.5, 1.5, 3; (1.5 + 3 - 1.5)/6 = 0.5."""
+    assert paired(pd.Series([0.1, -0.1, 0.2]).round(6))["effect"] == pytest.approx(0.5)
+    assert holm([0.01, 0.04, 0.03, float("nan")])[:3] == pytest.approx([0.03, 0.06, 0.06])
+    table = summarize(results).set_index("method")
+    assert table.loc["mine", "effect"] == 1.0
+    assert np.isnan(table.loc["dap", "p"])
+    assert table.loc["ar", "pairs"] == 3
+
+
+def test_the_page_holds_the_rows_and_escapes_names(results, tmp_path):
+    page = write_page(tmp_path / "page.html", load_rows(results), summarize(results), None, {}, images=2)
+    text = page.read_text()
+    assert "</script><b>cat" not in text
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1])
+    (group,) = data["groups"]
+    assert [row["method"] for row in group["rows"]] == ["ar", "dap", "mine"]
+    assert group["rows"][1]["values"]["deletion"]["mean"] == pytest.approx(0.2)
+    assert group["rows"][1]["values"]["deletion"]["place"] == 1
+    assert [sample["id"] for sample in data["samples"]] == ["s0", "s1"]
+    assert data["samples"][0]["label"] == "</script><b>cat"
+    assert data["samples"][0]["photo"] is None
+    assert data["samples"][0]["grid"] == [2, 2]
+    assert not re.search(r"(src|href)=\"http", text)
+
+
+def test_a_damaged_cell_is_named(results):
+    from dap_bench import UserError
+
+    (store.cells(results)[0].folder / "cell.json").write_text("{}")
+    with pytest.raises(UserError, match=r"cell.json is damaged or of another version"):
+        load_rows(results)
