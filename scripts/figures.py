@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dap_bench.report import figures
 from dap_bench.report.command import command
+from dap_bench.report.layouts import METHODS, ordered
 from dap_bench.report.redraw import Redraw
 from dap_bench.report.summary import REFERENCE, load_rows
 
@@ -21,8 +22,9 @@ def main(results: str, out: str, data: str, model: str, sampler: str, images: st
     model, sampler = model or names["model"], sampler or names["sampler"]
     group = [c for c in cells if (c.names["model"], c.names["sampler"]) == (model, sampler)]
     folder, stem = Path(out), f"{model}-{sampler}"
-    written = figures.curves(group, folder / f"curves-{stem}")
-    written += figures.ranks(group, folder / f"ranks-{stem}")
+    main_cells = [cell for cell in group if not cell.names["method"].startswith(f"{REFERENCE}_")]  # not the ablation
+    written = figures.curves(main_cells, folder / f"curves-{stem}")
+    written += figures.ranks(main_cells, folder / f"ranks-{stem}")
     reference = next((cell for cell in group if cell.names["method"] == REFERENCE), None)
     redraw = Redraw.of(reference, device) if reference is not None else None
     if redraw is not None and reference is not None:
@@ -31,7 +33,7 @@ def main(results: str, out: str, data: str, model: str, sampler: str, images: st
         for name in chosen:
             photo, maps = redraw.layers(name, LAYER_METHODS)
             written += figures.layer_maps(photo, maps, redraw.title(name), folder / f"layers-{stem}-{Path(name).stem}")
-        methods = [cell.names["method"] for cell in group if not cell.names["method"].startswith(f"{REFERENCE}_")]
+        methods = ordered({cell.names["method"] for cell in main_cells}, METHODS)
         for kind, picked in (("best", best), ("worst", worst)):
             rows = [(redraw.title(name), *redraw.heatmaps(name, methods)) for name in picked]
             written += figures.cases(rows, folder / f"cases-{kind}-{stem}")

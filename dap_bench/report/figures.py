@@ -54,11 +54,11 @@ def curves(cells: list[CellRows], path: Path) -> list[Path]:
     names = ordered({cell.names["method"] for cell in cells}, METHODS)
     panels: list[tuple[str, str, str, Callable[[CellRows], np.ndarray | None]]] = [
         ("Deletion", "share of pixels removed", "p(y)", lambda cell: _column(cell, "deletion_curve")),
-        ("Saliency mass", "share of patches, most relevant first", "share of the mass", _mass),
-        ("Alignment with the final map", "layer", "rank correlation", lambda cell: _column(cell, "lda_curve")),
+        ("Saliency mass", "share of patches, best first", "share of the mass", _mass),
+        ("Alignment by layer", "layer", "rank correlation", lambda cell: _column(cell, "lda_curve")),
     ]
     with rc_context(FONT):
-        figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
         for axes, (title, across, up, values) in zip(figure.subplots(1, 3), panels, strict=True):
             for cell in sorted(cells, key=lambda cell: names.index(cell.names["method"])):
                 found = values(cell)
@@ -74,7 +74,7 @@ def curves(cells: list[CellRows], path: Path) -> list[Path]:
             [handles[text] for text in shown],
             shown,
             loc="outside lower center",
-            ncols=min(9, len(shown)),
+            ncols=5,
             frameon=False,
         )
         return save(figure, path)
