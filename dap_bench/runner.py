@@ -56,12 +56,12 @@ def run(cfg: DictConfig, names: dict[str, str]) -> store.Cell:
     rows = [] if cfg.overwrite is True else cell.rows(set_aside=True)
     kept = {name for name, asked in (("curves", cfg.keep_curves), ("maps", cfg.keep_maps)) if asked}
     done = {row["sample_id"] for row in rows if _is_done(row, kept, retry=cfg.overwrite == "failed")}
-    todo = {index for index in mine if samples.ids[index] not in done}
-    if todo:
+    missing = {index for index in mine if samples.ids[index] not in done}
+    if missing:
         store.write_text(results / "samples" / f"{samples.digest}.csv", samples.manifest())
         # batches are cut before what is done is left out: a resumed run computes the very batches of an undisturbed one
         batches = [mine[at : at + cfg.batch_size] for at in range(0, len(mine), cfg.batch_size)]
-        batches = [[index for index in batch if index in todo] for batch in batches]
+        batches = [[index for index in batch if index in missing] for batch in batches]
         work = _Work(cfg, names, cell, samples, identity)
         work.compute([batch for batch in batches if batch], len(mine), rows)
         cell.prune()

@@ -10,9 +10,7 @@ from dap_bench.metrics.base import Batch, check_options
 
 
 @dataclass(frozen=True)
-class Pointing:
-    """1 where the heatmap's maximum is inside the object, else 0; the first maximum in raster order."""
-
+class _Localisation:
     upsample: str | None = None
 
     better: ClassVar[str] = "higher"
@@ -20,6 +18,10 @@ class Pointing:
 
     def __post_init__(self) -> None:
         check_options(upsample=self.upsample)
+
+
+class Pointing(_Localisation):
+    """1 where the heatmap's maximum is inside the object, else 0; the first maximum in raster order."""
 
     def __call__(self, batch: Batch) -> Tensor:
         values, inside = batch.values(batch.explanation, "pixel", self.upsample), masks(batch)
@@ -27,17 +29,8 @@ class Pointing:
         return hits.where(values.amax(1) > 0, torch.nan)  # a constant map points nowhere
 
 
-@dataclass(frozen=True)
-class MassInside:
+class MassInside(_Localisation):
     """The share of the heatmap's mass that lies inside the object."""
-
-    upsample: str | None = None
-
-    better: ClassVar[str] = "higher"
-    needs: ClassVar[tuple[str, ...]] = ("masks",)
-
-    def __post_init__(self) -> None:
-        check_options(upsample=self.upsample)
 
     def __call__(self, batch: Batch) -> Tensor:
         values, inside = batch.values(batch.explanation, "pixel", self.upsample).double(), masks(batch)

@@ -139,6 +139,21 @@ def test_damage_in_the_middle_of_a_shard_is_found_when_it_is_read(tmp_path):
         list(source.fetch([0]))
 
 
+def test_real_boxes(assets):
+    boxes = str(assets / "imagenet" / "validation_boxes.csv")
+    source = Parquet(str(assets / "imagenet"), split="validation", boxes=boxes)
+    known = 0
+    for record in source.fetch(range(60)):
+        if len(source._boxes.get(record.id, ())) == 1:
+            x0, y0, x1, y1 = (round(edge) for edge in source._boxes[record.id][0])
+            mask = Image.open(io.BytesIO(record.mask))
+            assert mask.size == Image.open(io.BytesIO(record.data)).size
+            width, height = min(x1, mask.width) - max(0, x0), min(y1, mask.height) - max(0, y0)
+            assert sum(value == 255 for value in mask.tobytes()) == width * height
+            known += 1
+    assert known > 20
+
+
 def test_imagefolder(tmp_path):
     for name, value in (("cat/b.png", 2), ("cat/a.png", 1), ("dog/deep/c.png", 3), ("dog/notes.txt", 0)):
         path = tmp_path / name
