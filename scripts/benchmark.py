@@ -343,7 +343,7 @@ def memory(vit: ViT, options: argparse.Namespace) -> str:
             few, many = (float(*apart(options, "--model", model, "--peak", method, str(n))) for n in (2, 6))
             cells.append(f"{(many - few) / 4:.0f}")
         rows.append(cells)
-    title = "\n## Memory\n\nMiB that each image of a batch adds to the peak; AGCAM and LeGrad need what AttR needs.\n\n"
+    title = "\n## Memory\n\nMiB that each image of a batch adds to the peak of the process, random weights.\n\n"
     return title + table(["", "AR", "Grad-CAM", "DAP", "AttR", "Chefer (float64)"], rows)
 
 

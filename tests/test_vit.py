@@ -97,6 +97,8 @@ def test_one_forward_pass_serves_prior_attention_and_both_classes(monkeypatch):
     assert len(passes) == 1
     explain(vit, images, torch.tensor([0, 1]))
     assert len(passes) == 2  # nothing is kept beyond the block
+    load_method("gmar")(vit, images, torch.tensor([0, 1]))
+    assert len(passes) == 3
 
 
 @pytest.mark.parametrize(

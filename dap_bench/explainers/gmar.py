@@ -30,8 +30,9 @@ def gmar(
     norm: str = "l1",
 ) -> Explanation:
     check(vit, images, classes, norm=(norm, tuple(NORMS)), source=(source, ("norm1_last", "attention")))
-    weights = head_weights(vit, images, classes, source, norm)
-    attention = vit.trace(images).attention
+    with vit.shared_traces():
+        weights = head_weights(vit, images, classes, source, norm)
+        attention = vit.trace(images).attention
     fused = [(w[:, :, None, None] * a).sum(1) for w, a in zip(weights, attention, strict=True)]
     maps, layer_maps, single = rollout([row_norm(residual(a)) for a in fused], layers)
     return Explanation(maps, vit.grid, layer_maps, single)
