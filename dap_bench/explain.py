@@ -61,7 +61,10 @@ def explain(vit: Any, explainers: dict[str, Any], image: str, out: Path) -> None
             classes = torch.tensor([label], device=images.device)
             maps = [each(vit, images, classes).heatmaps(vit.image_size)[0] for each in explainers.values()]
             rows.append((fill(title, 24), [heatmap.float().cpu().numpy() for heatmap in maps]))
-    grid(vit.pixels(images)[0].permute(1, 2, 0).cpu().numpy(), rows, list(explainers), out)
+    try:
+        grid(vit.pixels(images)[0].permute(1, 2, 0).cpu().numpy(), rows, list(explainers), out)
+    except OSError as error:
+        raise UserError(f"out={out} cannot be written ({error.strerror}).") from error
     print(f"wrote {out}")
 
 
@@ -92,6 +95,6 @@ def _parse(arguments: list[str]) -> tuple[dict[str, str], dict[str, str]]:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (UserError, OSError) as error:
+    except UserError as error:
         print(f"explain: {error}", file=sys.stderr)
         sys.exit(2)
