@@ -1,10 +1,11 @@
-# Everything runs in .venv, which the first target that needs it creates.
+# Everything runs in .venv, which the first target that needs it creates. ARGS goes to the scripts:
+# make tables ARGS='results=results/demo ci=true'
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-.PHONY: help install demo tables compare figures report benchmark test test-slow lint format clean
+.PHONY: help install tools demo tables compare figures report benchmark test test-slow lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -16,22 +17,27 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+tools: ## TeX and Chromium for the tests that look at tables and the page (Debian, as root)
+	apt-get update -q
+	apt-get install -q -y --no-install-recommends chromium chromium-driver poppler-utils \
+		texlive-latex-recommended texlive-latex-extra
+
 demo: $(INSTALLED) ## all methods on the embedded default, then the first table
 	rm -rf results/demo
 	$(RUN) -m dap_bench experiment=demo
-	$(RUN) scripts/tables.py results=results/demo tables=results/demo/tables
+	$(RUN) scripts/tables.py results=results/demo tables=results/demo/tables summary=results/demo/summary.csv
 
 tables: $(INSTALLED) ## the paper's tables from the rows in results/runs
-	$(RUN) scripts/tables.py
+	$(RUN) scripts/tables.py $(ARGS)
 
 compare: $(INSTALLED) ## our numbers beside the published ones
-	$(RUN) scripts/compare.py
+	$(RUN) scripts/compare.py $(ARGS)
 
 figures: $(INSTALLED) ## curves, ranks, layer-wise maps, best and worst cases
-	$(RUN) scripts/figures.py
+	$(RUN) scripts/figures.py $(ARGS)
 
 report: $(INSTALLED) ## one HTML page with all of it
-	$(RUN) scripts/report.py
+	$(RUN) scripts/report.py $(ARGS)
 
 benchmark: $(INSTALLED) ## ratios of speed, also against other programs (results/benchmark.md)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmark]'

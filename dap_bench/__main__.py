@@ -27,7 +27,7 @@ def cell(cfg: DictConfig) -> None:
     if names["model"] == "timm":  # rows should say which one
         names["model"] = str(cfg.model.tag)
     try:
-        runner.run(cfg, names)
+        runner.run(cfg, names, list(job.overrides.task))
     except ERRORS as error:
         if job.mode == RunMode.MULTIRUN:
             logging.getLogger(__name__).error("%s", sentence(error))

@@ -5,11 +5,12 @@ torch is imported only when there is something to compute: a finished cell answe
 
 import json
 import logging
+import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -40,8 +41,11 @@ CHUNK_CPU, CHUNK_CUDA = 16, 128  # perturbed images scored at a time, unless chu
 PICTURES_IN_MEMORY = 2**30  # bytes of decoded images kept for the next cell of a sweep
 
 
-def run(cfg: DictConfig, names: dict[str, str]) -> store.Cell:
-    """Compute what is missing of the cell that `cfg` describes; `names` are the names of its choices."""
+def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = ()) -> store.Cell:
+    """Compute what is missing of the cell that `cfg` describes; `names` are the names of its choices.
+
+    `overrides` are how it was asked for on the command line, for those who want to repeat it.
+    """
     whole("batch_size", cfg.batch_size)
     whole("workers", cfg.workers)
     if cfg.chunk_size is not None:
@@ -63,10 +67,18 @@ def run(cfg: DictConfig, names: dict[str, str]) -> store.Cell:
         batches = [mine[at : at + cfg.batch_size] for at in range(0, len(mine), cfg.batch_size)]
         batches = [[index for index in batch if index in missing] for batch in batches]
         work = _Work(cfg, names, cell, samples, identity)
+        cell.describe({**work.info, "command": command(overrides)})
         work.compute([batch for batch in batches if batch], len(mine), rows)
-        cell.prune()
+        cell.compact(work.metrics)
     _conclude(cell, samples, mine)
     return cell
+
+
+def command(overrides: Sequence[str]) -> str:
+    """The command that computes a cell, without what says only where and how fast."""
+    aside = ("shard", "overwrite", "device", "batch_size", "chunk_size", "workers", "results_dir", "cache_dir", "hydra")
+    kept = [text for text in overrides if text.lstrip("+~").split("=")[0].split(".")[0].split("/")[0] not in aside]
+    return shlex.join(["python", "-m", "dap_bench", *kept])
 
 
 def _is_done(row: dict[str, Any], kept: set[str], retry: bool) -> bool:
@@ -133,7 +145,7 @@ class _Work:
         self.pictures = _pictures(samples.digest, str(self.vit.transform), "masks" in self.needs)
         self.decoders = ThreadPoolExecutor(max(1, cfg.workers))
         self.known = _known(samples.digest, model, cfg.device, cfg.precision)
-        info = {
+        self.info = {
             **names,
             "fingerprint": cell.folder.name,
             "identity": identity,
@@ -141,9 +153,9 @@ class _Work:
             "sample_set": samples.folder.name,
             "class_names": self.vit.class_names,
             "metrics": {name: metric.better for name, metric in self.metrics.items()},
+            "crop": self.vit.crop,
             "config": OmegaConf.to_container(cfg, resolve=True),
         }
-        cell.describe(info)
 
     def compute(self, batches: list[list[int]], total: int, rows: list[dict[str, Any]]) -> None:
         any_ok = any(row["status"] == "ok" for row in rows)

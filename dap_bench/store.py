@@ -5,8 +5,9 @@
     RESULTS/samples/<digest>.csv                                            the sample sets: id, label, sha256
 
 A part is written under a temporary name, flushed and moved into place: a killed run loses the batch it was in and
-nothing else. Each fingerprint has a folder of its own, so rows of different settings never mix, and processes or
-shards that work on one cell at the same time only ever add parts. The newest row of a sample counts.
+nothing else. At the end of a run the parts are merged into one. Each fingerprint has a folder of its own, so rows of
+different settings never mix, and processes or shards that work on one cell at the same time only ever add parts. The
+newest row of a sample counts.
 """
 
 import errno
@@ -82,43 +83,46 @@ class Cell:
 
     def rows(self, set_aside: bool = False) -> list[dict[str, Any]]:
         """One row per sample, the newest. A damaged part is named and its rows are missing; it can be set aside."""
+        return list(self._read(set_aside)[0].values())
+
+    def _read(self, set_aside: bool = False) -> tuple[dict[str, dict[str, Any]], list[Path]]:
+        """The newest row of each sample, and the parts they were read from."""
         rows: dict[str, dict[str, Any]] = {}
-        for part in self.parts():
+        parts = self.parts()
+        whole = []
+        for part in parts:
             try:
                 found = pq.read_table(part, page_checksum_verification=True).to_pylist()
                 rows.update((row["sample_id"], row) for row in found)
+                whole.append(part)
             except FileNotFoundError:
-                continue  # another process has just set it aside or replaced it
+                return self._read(set_aside)  # another process has just merged it with others: look again
             except (PermissionError, MemoryError):
                 raise
             except Exception as error:  # Arrow raises many kinds for damaged bytes
                 log.warning("%s is damaged (%s); its rows are missing", part, str(error).splitlines()[0])
                 if set_aside:
                     os.replace(part, part.with_suffix(".damaged"))
-        return list(rows.values())
+        return rows, whole
 
-    def write(self, rows: list[dict[str, Any]], metrics: Iterable[str]) -> None:
-        """Add a part with these rows."""
+    def write(self, rows: list[dict[str, Any]], metrics: Iterable[str], stamp: str | None = None) -> None:
+        """Add a part with these rows; `stamp` says when they were computed, if that was not just now."""
         known = set(COLUMNS.names)
         fields = [*COLUMNS, *(pa.field(name, pa.float64()) for name in metrics)]
         known.update(field.name for field in fields)
         extra = sorted({name for row in rows for name in row} - known)  # curves
         fields += [pa.field(name, pa.list_(pa.float32())) for name in extra]
-        part = self.folder / f"part-{time.time_ns()}-{uuid4().hex[:8]}.parquet"
+        part = self.folder / f"part-{stamp or time.time_ns()}-{uuid4().hex[:8]}.parquet"
         with _replacing(part) as draft:
             pq.write_table(pa.Table.from_pylist(rows, pa.schema(fields)), draft, write_page_checksum=True)
 
-    def prune(self) -> None:
-        """Remove parts of which every row has a newer one."""
-        newer: set[str] = set()
-        for part in reversed(self.parts()):
-            try:
-                ids = set(pq.read_table(part, columns=["sample_id"]).column("sample_id").to_pylist())
-            except (pa.ArrowException, OSError):
-                continue
-            if ids <= newer:
+    def compact(self, metrics: Iterable[str]) -> None:
+        """Merge the parts into one, leaving out rows that have a newer one. Other processes may be adding parts."""
+        rows, parts = self._read()
+        if len(parts) > 1:
+            self.write(list(rows.values()), metrics, stamp=parts[-1].name.split("-")[1])
+            for part in parts:
                 part.unlink(missing_ok=True)
-            newer |= ids
 
 
 def cells(results: Path) -> list[Cell]:

@@ -83,6 +83,29 @@ class Trace:
             gradients += self._differentiate(logits, classes, [tensor])
         return gradients
 
+    def path_gradients(self, classes: Tensor, steps: int) -> list[Tensor]:
+        """Mean of d y^l_c / d A^l along the straight path from no attention to A^l, with y^l as above: [B,H,N,N].
+
+        Integrated gradients of each block by itself. Only the class token's row of A^l reaches y^l; the others are 0.
+        """
+        found = []
+        shares = torch.linspace(0, 1, steps, dtype=self.images.dtype, device=self.images.device)
+        for layer, full in enumerate(self.attention):
+            block, rows = self.vit.blocks[layer], full[:, :, 0]
+            value = self.vit.qkv(layer, self.norm1[layer])[2]
+            total = torch.zeros_like(rows)
+            for share in shares:
+                with torch.enable_grad(), self.vit._opened(fused=False):
+                    row = (share * rows).requires_grad_()
+                    mixed = (row[:, :, None] @ value).transpose(1, 2).flatten(2)[:, 0]
+                    token = self.tokens[layer][:, 0] + block.ls1(block.attn.proj(block.attn.norm(mixed)))
+                    logits = self.vit.head(token + block.ls2(block.mlp(block.norm2(token))))
+                total += self._differentiate(logits, classes, [row])[0]
+            gradient = torch.zeros_like(full)
+            gradient[:, :, 0] = total / steps
+            found.append(gradient)
+        return found
+
     @staticmethod
     def _differentiate(logits: Tensor, classes: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
         # images do not mix, so the gradient of the sum holds each image's own gradient
@@ -140,6 +163,11 @@ class ViT:
     def image_size(self) -> tuple[int, int]:
         height, width = self.model.patch_embed.img_size
         return height, width
+
+    @property
+    def crop(self) -> float:
+        """The share of a picture's shorter side that the model's preprocessing keeps."""
+        return float(self._data_config["crop_pct"])
 
     @property
     def patches(self) -> int:

@@ -25,20 +25,20 @@ def main(results: str, out: str, data: str, model: str, sampler: str, images: st
     main_cells = [cell for cell in group if not cell.names["method"].startswith(f"{REFERENCE}_")]  # not the ablation
     written = figures.curves(main_cells, folder / f"curves-{stem}")
     written += figures.ranks(main_cells, folder / f"ranks-{stem}")
-    reference = next((cell for cell in group if cell.names["method"] == REFERENCE), None)
-    redraw = Redraw.of(reference, device) if reference is not None else None
-    if redraw is not None and reference is not None:
-        best, worst = figures.best_and_worst(reference)
-        chosen = images.split(",") if images else [best[0], worst[0]]
-        for name in chosen:
-            photo, maps = redraw.layers(name, LAYER_METHODS)
-            written += figures.layer_maps(photo, maps, redraw.title(name), folder / f"layers-{stem}-{Path(name).stem}")
+    group.sort(key=lambda cell: cell.names["method"] != REFERENCE)  # its rows say which images are shown
+    redraw = Redraw.of(group, device) if group[0].names["method"] == REFERENCE else None
+    if redraw is not None:
+        best, worst = figures.best_and_worst(group[0])
         methods = ordered({cell.names["method"] for cell in main_cells}, METHODS)
+        layered = [*LAYER_METHODS, *(method for method in methods if method not in METHODS)]
+        for name in images.split(",") if images else [best[0], worst[0]]:
+            photo, maps = redraw.layers(name, layered)
+            written += figures.layer_maps(photo, maps, redraw.title(name), folder / f"layers-{stem}-{Path(name).stem}")
         for kind, picked in (("best", best), ("worst", worst)):
             rows = [(redraw.title(name), *redraw.heatmaps(name, methods)) for name in picked]
             written += figures.cases(rows, folder / f"cases-{kind}-{stem}")
     else:
-        print("no pictures of single images: they need rows of dap, and their images in the cache")
+        print("no pictures of single images: they need rows of dap, their images in the cache, and the weights")
     for path in written:
         print(f"wrote {path}")
 

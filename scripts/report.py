@@ -1,4 +1,8 @@
-"""Rows -> one HTML page: python scripts/report.py [results=FOLDER] [paper=FOLDER] [figures=FOLDER] [out=FILE]"""
+"""Rows -> one HTML page: python scripts/report.py [results=FOLDER] [paper=FOLDER] [figures=FOLDER] [out=FILE]
+
+`images` is how many images of each model and sampling can be browsed. Their maps come from rows of keep_maps=true, or
+are made again where the images and the weights are on this machine.
+"""
 
 from pathlib import Path
 
@@ -15,15 +19,14 @@ from dap_bench.report.summary import load_rows, summarize
     out="results/report/index.html",
     data="",
     images="48",
+    device="auto",
 )
-def main(results: str, paper: str, figures: str, out: str, data: str, images: str) -> None:
+def main(results: str, paper: str, figures: str, out: str, data: str, images: str, device: str) -> None:
     summary = summarize(results, data)
     compared = compare(summary, published(paper)) if Path(paper).is_dir() else None
     pictures = {file.stem.replace("-", " "): file for file in sorted(Path(figures).glob("*.png"))}
-    path = write_page(Path(out), load_rows(results, data), summary, compared, pictures, int(images))
-    csv = Path(results).parent / "summary.csv"
-    summary.to_csv(csv, index=False, float_format="%.6f")
-    print(f"wrote {csv}\nwrote {path}, {path.stat().st_size / 2**20:.1f} MiB: open it in a browser")
+    path = write_page(Path(out), load_rows(results, data), summary, compared, pictures, int(images), device)
+    print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB: open it in a browser")
 
 
 if __name__ == "__main__":

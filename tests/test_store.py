@@ -45,15 +45,49 @@ def test_the_newest_row_of_a_sample_counts(cell):
     assert {r["sample_id"]: r["cs"] for r in cell.rows()} == {"a": 0.9, "b": 0.2}
 
 
-def test_superseded_parts_are_pruned(cell):
-    cell.write([row("a", 0.1), row("b", 0.2)], ["cs"])
+def test_parts_are_merged_into_one(cell):
+    cell.write([row("a", 0.1), {**row("b", 0.2), "deletion_curve": [1.0, 0.0]}], ["cs"])
     cell.write([row("c", 0.3)], ["cs"])
-    cell.write([row("b", 0.4)], ["cs"])
     cell.write([row("a", 0.5)], ["cs"])
-    before = {r["sample_id"]: r["cs"] for r in cell.rows()}
-    cell.prune()
-    assert len(cell.parts()) == 3
-    assert {r["sample_id"]: r["cs"] for r in cell.rows()} == before == {"a": 0.5, "b": 0.4, "c": 0.3}
+    before = cell.rows()
+    cell.compact(["cs"])
+    assert len(cell.parts()) == 1
+    assert cell.rows() == [{"deletion_curve": None, **r} for r in before]
+    assert {r["sample_id"]: r["cs"] for r in before} == {"a": 0.5, "b": 0.2, "c": 0.3}
+
+
+def test_merging_does_not_hide_rows_that_are_written_meanwhile(cell, monkeypatch):
+    """Another process replaces a row and merges parts while we are merging; a damaged part stays where it is."""
+    cell.write([row("a", 0.1)], ["cs"])
+    cell.write([row("b", 0.2)], ["cs"])
+    (cell.folder / "part-0-0.parquet").write_bytes(b"garbage")
+    write = cell.write
+
+    def late(*args, **kwargs):
+        monkeypatch.setattr(cell, "write", write)
+        Cell(cell.folder).compact(["cs"])
+        Cell(cell.folder).write([row("a", 0.9)], ["cs"])
+        write(*args, **kwargs)
+
+    monkeypatch.setattr(cell, "write", late)
+    cell.compact(["cs"])
+    assert {r["sample_id"]: r["cs"] for r in cell.rows()} == {"a": 0.9, "b": 0.2}
+    assert (cell.folder / "part-0-0.parquet").exists()
+
+
+def test_a_part_that_vanishes_while_reading_is_looked_for_again(cell, monkeypatch):
+    cell.write([row("a", 0.1)], ["cs"])
+    cell.write([row("b", 0.2)], ["cs"])
+    read, calls = pq.read_table, []
+
+    def merged_meanwhile(part, **options):
+        calls.append(part)
+        if len(calls) == 1:
+            Cell(cell.folder).compact(["cs"])
+        return read(part, **options)
+
+    monkeypatch.setattr(store.pq, "read_table", merged_meanwhile)
+    assert {r["sample_id"]: r["cs"] for r in cell.rows()} == {"a": 0.1, "b": 0.2}
 
 
 @pytest.mark.parametrize("harm", [b"", b"garbage", "cut"])

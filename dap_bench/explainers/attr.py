@@ -5,7 +5,8 @@
 
 Each layer is asked what the head would already say after it. The original integrates the gradient along a path on
 which it is constant: what is left of the integral is the factor 0.5 = mean of linspace(0, 1, 20). W is signed, so
-maps can hold a few negative values.
+maps can hold a few negative values. `path: true` takes the integral for real, W^l = max_h A^{l,h} times the mean of
+g^{l,h} over `steps` points from no attention to A^{l,h}.
 
 f^l depends on A^l through the class token's row alone: the other rows of T^l are the identity, and the rollout is a
 recursion over that one row. With `readout: final` (the gradient of the model's own logit) it is a full product.
@@ -14,6 +15,7 @@ recursion over that one row. With `readout: final` (the gradient of the model's 
 import torch
 from torch import Tensor
 
+from dap_bench.errors import UserError, whole
 from dap_bench.explainers.ar import FUSIONS, fuse, residual, rollout, row_norm
 from dap_bench.explainers.base import Explanation, check
 from dap_bench.vit import ViT
@@ -29,26 +31,32 @@ def attr(
     head_fusion: str = "max",
     clamp: bool = False,
     heads: str | int = "all",
+    path: bool = False,
+    steps: int = 20,
 ) -> Explanation:
     check(vit, images, classes, readout=(readout, ("layer", "final")), head_fusion=(head_fusion, FUSIONS))
+    if path and readout == "final":
+        raise UserError("AttR's path integral needs readout=layer: it looks at one block at a time.")
+    whole("steps", steps)
     trace = vit.trace(images, grad=["attention"])
-    take = trace.gradients if readout == "final" else trace.layer_gradients
+    if path:
+        gradients = trace.path_gradients(classes, steps)
+    else:
+        take = trace.gradients if readout == "final" else trace.layer_gradients
+        gradients = [0.5 * gradient for gradient in take(classes, "attention")]
     used = slice(None if heads == "all" else int(heads))
-    weights = [
-        fuse((0.5 * a * g)[:, used], head_fusion)
-        for a, g in zip(trace.attention, take(classes, "attention"), strict=True)
-    ]
+    weights = [fuse((a * g)[:, used], head_fusion) for a, g in zip(trace.attention, gradients, strict=True)]
     if clamp:
         weights = [weight.clamp(min=0) for weight in weights]
     if readout == "final":
-        maps, layer_maps, single = rollout([row_norm(residual(weight)) for weight in weights], layers)
-        return Explanation(maps, vit.grid, layer_maps, single, signed=not clamp)
-    row, rows, steps = torch.zeros_like(weights[0][:, 0, 1:]), [], []
+        maps, layer_maps, each = rollout([row_norm(residual(weight)) for weight in weights], layers)
+        return Explanation(maps, vit.grid, layer_maps, each, signed=not clamp)
+    row, rows, single = torch.zeros_like(weights[0][:, 0, 1:]), [], []
     for weight in weights:
         own, patches = 1 + weight[:, 0, :1], weight[:, 0, 1:]
         total = own + patches.sum(1, keepdim=True)
-        steps.append(patches / total)
-        row = steps[-1] + own / total * row
+        single.append(patches / total)
+        row = single[-1] + own / total * row
         rows.append(row)
-    stacked = (torch.stack(rows, 1), torch.stack(steps, 1)) if layers else (None, None)
+    stacked = (torch.stack(rows, 1), torch.stack(single, 1)) if layers else (None, None)
     return Explanation(row, vit.grid, stacked[0], stacked[1], signed=not clamp)

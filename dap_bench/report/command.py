@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from dap_bench.errors import UserError
 
@@ -11,6 +12,7 @@ def command(**defaults: str) -> Callable[[Callable[..., None]], Callable[[], Non
 
     def decorate(function: Callable[..., None]) -> Callable[[], None]:
         def run() -> None:
+            sys.path.insert(0, str(Path.cwd()))  # where `python -m dap_bench` finds a method of one's own
             try:
                 function(**parse(sys.argv[1:], defaults))
             except (UserError, OSError) as error:

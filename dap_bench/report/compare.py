@@ -101,28 +101,48 @@ def markdown(compared: pd.DataFrame) -> str:
         for _, line in taus.iterrows():
             names = [label(line["model"]), label(line["sampler"]), label(line["metric"])]
             lines.append("| " + " | ".join([*names, f"{line['tau']:.2f}", str(line["methods"])]) + " |")
-    commands = sorted({command(line) for _, line in compared[compared["verdict"] == "not measured"].iterrows()})
+    commands = missing_commands(compared)
     if commands:
         lines += ["", "## Not measured yet", "", "These commands fill what is missing:", "", "```sh", *commands, "```"]
     return "\n".join(lines) + "\n"
 
 
 def latex(compared: pd.DataFrame) -> str:
-    """The measured part as a long table; needs longtable and booktabs."""
+    """Every published number as a long table, the order of the methods as another; needs longtable and booktabs."""
     lines = [
         r"% needs \usepackage{longtable,booktabs}",
-        r"\begin{longtable}{llllrrrl}",
-        r"\toprule",
-        r"Model & Sampling & Method & Metric & Paper & Ours & Difference & \\",
-        r"\midrule",
-        r"\endhead",
+        r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
+        *_long("llllrrrl", r"Model & Sampling & Method & Metric & Paper & Ours & Difference & Verdict"),
     ]
-    for _, line in compared[compared["mean"].notna()].drop_duplicates(KEY).iterrows():
+    for _, line in compared.drop_duplicates(KEY).dropna(subset=["published"]).iterrows():
         names = [escape(label(line[name])) for name in ("model", "sampler", "method", "metric")]
-        ours = rf"{_number(line['mean'])} {{\tiny [{_number(line['low'])}, {_number(line['high'])}]}}"
-        numbers = [_number(line["published"]), ours, f"${_number(line['difference'], '+.3f')}$", line["verdict"]]
+        bounds = rf" {{\tiny [{_number(line['low'])}, {_number(line['high'])}]}}" if pd.notna(line["mean"]) else ""
+        numbers = [
+            _number(line["published"]),
+            _number(line["mean"]) + bounds,
+            f"${_number(line['difference'], '+.3f')}$",
+            line["verdict"],
+        ]
         lines.append(" & ".join([*names, *numbers]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{longtable}"]) + "\n"
+    lines += [r"\bottomrule", r"\end{longtable}"]
+    taus = rank_agreement(compared)
+    if len(taus):
+        lines += _long("lllrr", r"Model & Sampling & Metric & Kendall's $\tau$ & Methods")
+        for _, line in taus.iterrows():
+            names = [escape(label(line[name])) for name in ("model", "sampler", "metric")]
+            lines.append(" & ".join([*names, f"${line['tau']:.2f}$", str(line["methods"])]) + r" \\")
+        lines += [r"\bottomrule", r"\end{longtable}"]
+    lines += [r"\endgroup", *(f"% {text}" for text in missing_commands(compared))]
+    return "\n".join(lines) + "\n"
+
+
+def _long(shape: str, titles: str) -> list[str]:
+    return [rf"\begin{{longtable}}{{{shape}}}", r"\toprule", titles + r" \\", r"\midrule", r"\endhead"]
+
+
+def missing_commands(compared: pd.DataFrame) -> list[str]:
+    """What would fill the cells that are not measured."""
+    return sorted({command(line) for _, line in compared[compared["verdict"] == "not measured"].iterrows()})
 
 
 def _number(value: float, form: str = ".3f") -> str:

@@ -21,8 +21,8 @@ from dap_bench.report.layouts import METHODS, label, ordered
 from dap_bench.report.pictures import overlay
 from dap_bench.report.summary import REFERENCE, CellRows, interval
 
-# Okabe and Ito's colours, told apart without colour vision; line styles help in print
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999", "#F0E442")
+# Okabe and Ito's colours, told apart without colour vision, with wine for their yellow, which white paper swallows
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999", "#882255")
 STYLES = ("-", "--", "-.", ":")
 FONT: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
 
@@ -169,7 +169,7 @@ def layer_maps(photo: np.ndarray, maps: dict[str, np.ndarray], title: str, path:
             for axes, heatmap in zip(row[1:], heatmaps, strict=False):
                 overlay(axes, photo, heatmap)
         for number, axes in enumerate(grid[0]):
-            axes.set_title(f"{number}" if number else "layer", fontsize=7)
+            axes.set_title(f"layer {number}" if number else "photo", fontsize=7)
         figure.suptitle(title, fontsize=8)
         return save(figure, path)
 

@@ -13,10 +13,10 @@ from PIL import ImageOps
 
 from dap_bench import __version__
 from dap_bench.data.images import BadImage, decode
-from dap_bench.data.samples import load
 from dap_bench.errors import UserError
 from dap_bench.report.compare import command, rank_agreement
 from dap_bench.report.layouts import LABELS, METHODS, METRICS, ordered
+from dap_bench.report.redraw import Redraw, stored_samples
 from dap_bench.report.summary import CellRows
 
 THUMBNAIL = 160
@@ -30,6 +30,7 @@ def write_page(
     compared: pd.DataFrame | None,
     figures: dict[str, Path],
     images: int,
+    device: str = "auto",
 ) -> Path:
     """Write the page; `images` is how many samples of each model and sampling can be browsed."""
     counts = summary.groupby([*GROUP, "method"])["n"].first()
@@ -42,7 +43,7 @@ def write_page(
         "verdicts": "" if compared is None else _verdicts(compared),
         "taus": [] if compared is None else _records(rank_agreement(compared)),
         "figures": [{"title": title, "src": _data_url(file.read_bytes(), "png")} for title, file in figures.items()],
-        "samples": list(_samples(cells, images)),
+        "samples": list(_samples(cells, images, device)),
         "cells": [_cell(cell) for cell in cells],
     }
     # "</" would end the script that holds the data, whatever a class or a method is called
@@ -86,19 +87,26 @@ def _verdicts(compared: pd.DataFrame) -> str:
     return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + "."
 
 
-def _samples(cells: list[CellRows], count: int) -> Iterator[dict[str, Any]]:
+def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[str, Any]]:
     """The first `count` images of each model and sampling, with every method's map and values."""
     groups: dict[str, list[CellRows]] = {}
     for cell in cells:
-        if "map" in cell.rows:
-            groups.setdefault(_group_id(cell.names), []).append(cell)
+        groups.setdefault(_group_id(cell.names), []).append(cell)
     for group, members in groups.items():
         order = ordered({cell.names["method"] for cell in members}, METHODS)
         members.sort(key=lambda cell: order.index(cell.names["method"]))
         photos = _photos(members[0])
+        bare = [cell for cell in members if "map" not in cell.rows]
+        redraw = Redraw.of(bare, device) if bare and count else None
         tables = [(cell, cell.rows[cell.rows["status"] == "ok"].set_index("sample_id")) for cell in members]
         for name, row in tables[0][1].head(count).iterrows():
-            side = round(len(row["map"]) ** 0.5)
+            maps = redraw.maps(str(name)) if redraw else {}
+            maps |= {c.names["method"]: t.loc[name, "map"] for c, t in tables if name in t.index and "map" in t}
+            if not maps:
+                break
+            patches = len(next(iter(maps.values())))
+            side = round(patches**0.5)
+            shown = [(c, t.loc[name]) for c, t in tables if name in t.index and c.names["method"] in maps]
             yield {
                 "group": group,
                 "id": name,
@@ -106,13 +114,13 @@ def _samples(cells: list[CellRows], count: int) -> Iterator[dict[str, Any]]:
                 "predicted": _class_name(members[0], row["predicted"]),
                 "confidence": row["confidence"],
                 "photo": photos(str(name)),
-                "grid": [side, len(row["map"]) // side],
-                "methods": {c.names["method"]: _sample_of(c, t.loc[name]) for c, t in tables if name in t.index},
+                "grid": [side, patches // side],
+                "methods": {c.names["method"]: _sample_of(c, line, maps[c.names["method"]]) for c, line in shown},
             }
 
 
-def _sample_of(cell: CellRows, row: pd.Series) -> dict[str, Any]:
-    scaled = np.asarray(row["map"], dtype=float)
+def _sample_of(cell: CellRows, row: pd.Series, patch_map: Any) -> dict[str, Any]:
+    scaled = np.asarray(patch_map, dtype=float)
     spread = np.ptp(scaled)
     scaled = (scaled - scaled.min()) / spread if spread else np.zeros_like(scaled)
     return {
@@ -129,8 +137,8 @@ def _class_name(cell: CellRows, label: Any) -> str:
 
 def _photos(cell: CellRows) -> Callable[[str], str | None]:
     """From a sample's id to a small JPEG as a data address, or to None where the images are not on this machine."""
-    folder = Path(cell.info["config"]["cache_dir"]).expanduser() / "samples" / cell.info.get("sample_set", "-")
-    samples = load(folder)
+    samples = stored_samples(cell)
+    cut = (1 - cell.info.get("crop", 1.0)) / 2  # what the model does not see at each side
     places = {name: at for at, name in enumerate(samples.ids)} if samples else {}
 
     def photo(name: str) -> str | None:
@@ -141,7 +149,7 @@ def _photos(cell: CellRows) -> Callable[[str], str | None]:
         except (BadImage, UserError):
             return None
         buffer = io.BytesIO()
-        ImageOps.fit(image, (THUMBNAIL, THUMBNAIL)).save(buffer, "JPEG", quality=80)
+        ImageOps.fit(image, (THUMBNAIL, THUMBNAIL), bleed=cut).save(buffer, "JPEG", quality=80)
         return _data_url(buffer.getvalue(), "jpeg")
 
     return photo
@@ -149,10 +157,9 @@ def _photos(cell: CellRows) -> Callable[[str], str | None]:
 
 def _cell(cell: CellRows) -> dict[str, Any]:
     config = {key: value for key, value in cell.info["config"].items() if key not in ("results_dir", "cache_dir")}
-    extra = "" if cell.names["data"] == "imagenet" else f" data={cell.names['data']}"
     return {
         **cell.names,
-        "command": command(pd.Series(cell.names)) + extra,
+        "command": cell.info.get("command") or command(pd.Series(cell.names)),
         "config": json.dumps(config, indent=1, sort_keys=True),
     }
 

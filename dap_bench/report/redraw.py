@@ -1,5 +1,6 @@
 """Explain a few stored images again, for pictures: from a cell's own config, so with the very model and options."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,45 @@ from dap_bench.errors import UserError
 from dap_bench.explainers.base import Explanation
 from dap_bench.report.summary import CellRows
 
+log = logging.getLogger(__name__)
+
+
+def stored_samples(cell: CellRows) -> SampleSet | None:
+    """The images of a cell, where they are on this machine."""
+    return load(Path(cell.info["config"]["cache_dir"]).expanduser() / "samples" / cell.info.get("sample_set", "-"))
+
 
 class Redraw:
-    """The model and the images of a cell."""
+    """The model, the images and the explainers of the cells of one model and sampling."""
 
-    def __init__(self, cell: CellRows, samples: SampleSet, device: str) -> None:
+    def __init__(self, cells: Sequence[CellRows], samples: SampleSet, device: str) -> None:
         self.samples = samples
-        self.rows = cell.rows.set_index("sample_id")
-        self.metrics = list(cell.info["metrics"])
-        self.vit = config.instantiate(OmegaConf.create(cell.info["config"]["model"]), device=device)
+        self.rows = cells[0].rows.set_index("sample_id")
+        self.metrics = list(cells[0].info["metrics"])
+        self.vit = config.instantiate(OmegaConf.create(cells[0].info["config"]["model"]), device=device)
+        self.configs = {cell.names["method"]: cell.info["config"]["method"] for cell in cells}
 
     @classmethod
-    def of(cls, cell: CellRows, device: str) -> "Redraw | None":
-        """None where the images are not on this machine."""
-        folder = Path(cell.info["config"]["cache_dir"]).expanduser() / "samples" / cell.info.get("sample_set", "-")
-        samples = load(folder)
-        return cls(cell, samples, device) if samples is not None else None
+    def of(cls, cells: Sequence[CellRows], device: str = "auto") -> "Redraw | None":
+        """None where the images or the weights are not on this machine; the first cell's rows give the titles."""
+        samples = stored_samples(cells[0])
+        if samples is None:
+            return None
+        try:
+            return cls(cells, samples, device)
+        except UserError as error:
+            log.warning("single images are not explained again: %s", error)
+            return None
+
+    def explainer(self, method: str) -> Any:
+        """As its cell had it, or as conf/method has it where there is no cell; None where it cannot be made."""
+        try:
+            if method in self.configs:
+                return config.instantiate(OmegaConf.create(self.configs[method]))
+            return config.load_method(method)
+        except UserError as error:
+            log.warning("%s is left out of pictures: %s", method, error)
+            return None
 
     def title(self, name: str) -> str:
         row = self.rows.loc[name]
@@ -38,20 +62,31 @@ class Redraw:
         return f"{predicted}\nTCC {row['tcc']:.2f}" if "tcc" in self.metrics else predicted
 
     def layers(self, name: str, methods: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The photo, and each method's heatmaps [L,H,W] as far as each layer."""
+        """The photo, and the heatmaps [L,H,W] as far as each layer of every method that has them."""
         image, classes = self._input(name)
         found = {}
-        for method in methods:
-            out = config.load_method(method)(self.vit, image, classes, layers=True)
-            found[method] = self._heatmaps(Explanation(out.layers[0], out.grid, upsample=out.upsample))
+        for method, explain in self._explainers(methods):
+            out = explain(self.vit, image, classes, layers=True)
+            if out.layers is not None:
+                found[method] = self._heatmaps(Explanation(out.layers[0], out.grid, upsample=out.upsample))
         return self._photo(image), found
 
     def heatmaps(self, name: str, methods: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The photo, and each method's heatmap [H,W]; methods that are not in conf/method are left out."""
+        """The photo, and each method's heatmap [H,W]."""
         image, classes = self._input(name)
-        known = [method for method in methods if method in config.choices("method")]
-        maps = {m: self._heatmaps(config.load_method(m)(self.vit, image, classes))[0] for m in known}
+        maps = {m: self._heatmaps(explain(self.vit, image, classes))[0] for m, explain in self._explainers(methods)}
         return self._photo(image), maps
+
+    def maps(self, name: str) -> dict[str, list[float]]:
+        """The patch map of every cell's method."""
+        image, classes = self._input(name)
+        with self.vit.shared_traces():
+            found = self._explainers(list(self.configs))
+            return {method: explain(self.vit, image, classes).maps[0].tolist() for method, explain in found}
+
+    def _explainers(self, methods: Sequence[str]) -> list[tuple[str, Any]]:
+        made = [(method, self.explainer(method)) for method in methods]
+        return [(method, explain) for method, explain in made if explain is not None]
 
     def _input(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         if name not in self.samples.ids:

@@ -124,7 +124,8 @@ def _notes(part: pd.DataFrame, ci: bool) -> str:
     notes = [f"{counts[0]} images per cell." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} images per cell."]
     undefined = part[part["nan"] > 0]
     if len(undefined):
-        notes.append(f"In {len(undefined)} places some images have no value (at most {undefined['nan'].max()}).")
+        places = "1 place" if len(undefined) == 1 else f"{len(undefined)} places"
+        notes.append(f"In {places} some images have no value (at most {undefined['nan'].max()}).")
     if ((part["missing"] > 0) | (part["failed"] > 0)).any():
         notes.append("*: some images failed or are not computed yet.")
     if ci:

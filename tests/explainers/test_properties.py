@@ -199,6 +199,24 @@ def test_attr_with_the_final_logit_is_its_formula(toy):
         torch.testing.assert_close(load_method("attr", readout="final", head_fusion=fusion)(*toy).maps, expected)
 
 
+def test_attrs_path_integral_is_complete(toy):
+    """Attention times its path gradient sums to what the attention does to the logit: the axiom of completeness."""
+    vit, images, classes = toy
+    trace = vit.trace(images)
+    gradients = trace.path_gradients(classes, steps=1001)
+    for layer, block in enumerate(vit.blocks):
+        without = trace.tokens[layer][:, 0] + block.ls1(block.attn.proj.bias)
+        without = vit.head(without + block.ls2(block.mlp(block.norm2(without))))
+        gain = vit.head(trace.tokens[layer + 1][:, 0]) - without
+        found = (trace.attention[layer] * gradients[layer]).sum((1, 2, 3))
+        torch.testing.assert_close(found, gain.gather(1, classes[:, None])[:, 0], rtol=1e-3, atol=1e-5)
+    weights = [(a * g).amax(1) for a, g in zip(trace.attention, trace.path_gradients(classes, 20), strict=True)]
+    expected = rollout([row_norm(residual(w)) for w in weights], False)[0]
+    torch.testing.assert_close(load_method("attr", path=True)(*toy).maps, expected)
+    with pytest.raises(UserError, match="readout=layer"):
+        load_method("attr", path=True, readout="final")(*toy)
+
+
 def test_attr_closed_form_is_the_full_product(toy):
     vit, images, classes = toy
     trace = vit.trace(images, grad=["attention"])

@@ -93,7 +93,11 @@ def test_what_is_missing_has_its_command(compared):
     assert command(missing) in text
 
 
-def test_latex_of_the_measured_part(compared):
+def test_latex_has_every_number(compared):
     text = latex(compared)
     assert r"ViT-T & Balanced & AR & Del & 0.187 & 0.200 {\tiny [0.190, 0.210]} & $+0.013$ & agrees \\" in text
     assert text.count("agrees") == 2
+    # Table 1 without Chefer's LDA, four methods of Table 3, Table 2 without DAP; the others are printed twice
+    assert text.count(r" \\") - 2 - 1 == (40 * 6 - 8) + 32 * 5 + 6 * 4 == 416
+    assert "% python -m dap_bench model=vit_l method=legrad sampler=non_balanced" in text
+    assert r"ViT-T & Balanced & Del & $1.00$ & 3 \\" in text

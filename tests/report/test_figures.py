@@ -1,31 +1,15 @@
-"""What the figures show, by hand; and the page, as data."""
+"""What the figures show, by hand."""
 
-import json
-import re
 from math import sqrt
 
 import numpy as np
 import pandas as pd
 import pytest
+from rows import cell
 
 from dap_bench import store, summarize
 from dap_bench.report import figures
-from dap_bench.report.page import write_page
 from dap_bench.report.summary import holm, load_rows, paired
-from dap_bench.store import Cell
-
-
-def cell(folder, method, values, better="lower", **columns):
-    names = {"model": "vit_t", "method": method, "sampler": "balanced", "data": "toy"}
-    made = Cell.at(folder, names, "f")
-    info = {**names, "n": len(values), "metrics": {"deletion": better}, "fingerprint": "f"}
-    made.describe({**info, "config": {"cache_dir": str(folder / "nowhere")}, "class_names": ["</script><b>cat", "dog"]})
-    rows = []
-    for at, value in enumerate(values):
-        kept = {name: column[at] for name, column in columns.items()}
-        base = {"sample_id": f"s{at}", "label": 0, "predicted": 1, "confidence": 0.5, "fallback": False}
-        rows.append({**base, **names, "status": "ok", "deletion": value, **kept})
-    made.write(rows, ["deletion"])
 
 
 @pytest.fixture
@@ -75,22 +59,6 @@ def test_paired_tests_by_hand(results):
     assert table.loc["mine", "effect"] == 1.0
     assert np.isnan(table.loc["dap", "p"])
     assert table.loc["ar", "pairs"] == 3
-
-
-def test_the_page_holds_the_rows_and_escapes_names(results, tmp_path):
-    page = write_page(tmp_path / "page.html", load_rows(results), summarize(results), None, {}, images=2)
-    text = page.read_text()
-    assert "</script><b>cat" not in text
-    data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1])
-    (group,) = data["groups"]
-    assert [row["method"] for row in group["rows"]] == ["ar", "dap", "mine"]
-    assert group["rows"][1]["values"]["deletion"]["mean"] == pytest.approx(0.2)
-    assert group["rows"][1]["values"]["deletion"]["place"] == 1
-    assert [sample["id"] for sample in data["samples"]] == ["s0", "s1"]
-    assert data["samples"][0]["label"] == "</script><b>cat"
-    assert data["samples"][0]["photo"] is None
-    assert data["samples"][0]["grid"] == [2, 2]
-    assert not re.search(r"(src|href)=\"http", text)
 
 
 def test_a_damaged_cell_is_named(results):

@@ -87,7 +87,7 @@ def test_the_table_byte_for_byte(tmp_path):
  & my\_own & \underline{0.400} \\
 \hline
 \end{tabular}}
-\caption{DAP and attention-based explainers. 2 images per cell. In 1 places some images have no value (at most 1). *: some images failed or are not computed yet.}
+\caption{DAP and attention-based explainers. 2 images per cell. In 1 place some images have no value (at most 1). *: some images failed or are not computed yet.}
 \end{table}
 """  # noqa: E501
     assert latex(summarize(tmp_path), TABLES["table1"]) == expected

@@ -1,0 +1,20 @@
+"""Cells with known values."""
+
+from dap_bench.store import Cell
+
+
+def cell(folder, method, values, better="lower", shown=None, labels=None, **columns):
+    """`shown` is the method's name in the rows, where it could not be part of a path."""
+    names = {"model": "vit_t", "method": method, "sampler": "balanced", "data": "toy"}
+    made = Cell.at(folder, names, "f")
+    names["method"] = shown or method
+    info = {**names, "n": len(values), "metrics": {"deletion": better}, "fingerprint": "f"}
+    config = {"cache_dir": str(folder / "nowhere"), "method": {}}
+    extra = {"class_names": ["</script><b>cat", "dog"], "command": f"python -m dap_bench method={method}"}
+    made.describe({**info, **extra, "config": config})
+    rows = []
+    for at, value in enumerate(values):
+        kept = {name: column[at] for name, column in columns.items()}
+        base = {"sample_id": f"s{at}", "label": labels[at] if labels else 0, "predicted": 1, "confidence": 0.5}
+        rows.append({**base, "fallback": False, **names, "status": "ok", "deletion": value, **kept})
+    made.write(rows, ["deletion"])
