@@ -39,7 +39,8 @@ def test_your_own_method_from_a_folder_outside_the_project(tmp_path, tmp_path_fa
     table = summarize(tmp_path / "results" / "runs").set_index(["method", "metric"])
     assert table.loc[("norms", "deletion"), "n"] == 24
     assert table.loc[("norms", "cs"), "mean"] == 0.0
-    assert table["mean"].drop([("norms", "lda")]).notna().all()  # it has no layer maps, so no LDA
+    no_layers = [("norms", "lda"), ("norms", "lda_prior")]  # it has no layer maps, so no LDA
+    assert table["mean"].drop(no_layers).notna().all()
 
 
 def test_the_library_example_runs():
@@ -53,7 +54,7 @@ def test_the_library_example_runs():
     names = {"images": torch.stack([vit.transform(draw(1)[0])]), "classes": torch.tensor([1])}
     exec(code, names)
     assert names["out"].maps.shape == (1, 196)
-    assert set(names["values"]) == {"deletion", "insertion", "cs", "tcc", "afs", "lda"}
+    assert set(names["values"]) == {"deletion", "insertion", "cs", "tcc", "afs", "lda", "lda_prior"}
 
 
 @pytest.mark.parametrize("target", ["demo", "test"])

@@ -95,7 +95,8 @@ def test_a_finished_cell_does_not_import_torch(tmp_path, cache):
     assert out.stdout.splitlines()[-1] == "light", out.stderr
 
 
-def test_resume_computes_what_is_missing_and_nothing_else(tmp_path, cache):
+def test_resume_computes_what_is_missing_and_nothing_else(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(store.Cell, "compact", lambda *_: None)  # leave the parts as they were written
     cell = run(tmp_path, cache)
     whole, parts = values(cell), cell.parts()
     kept = {part: part.stat().st_mtime_ns for part in (parts[0], parts[2])}
@@ -226,7 +227,7 @@ def test_overwrite_replaces_rows_only_when_the_new_ones_are_there(tmp_path, cach
     run(tmp_path, cache, "overwrite=true", "shard=1/2")
     assert values(cell).keys() == whole.keys()  # the other shard's rows are still there
     run(tmp_path, cache, "overwrite=true")
-    assert len(cell.parts()) == 4
+    assert len(cell.parts()) == 1
     assert not set(before) & set(cell.parts())
     assert values(cell).keys() == whole.keys()
 
@@ -240,7 +241,7 @@ def test_curves_and_maps_can_be_asked_for_later(tmp_path, cache):
     assert all(len(row["map"]) == 196 and row["kept"] == "curves,maps" for row in rows)
     parts = cell.parts()
     assert run(tmp_path, cache, "metric=[cs]", "keep_maps=true").parts() == parts  # they have it
-    assert len(parts) == 4  # what was superseded is gone
+    assert len(parts) == 1  # what was superseded is gone
 
 
 def test_curves_are_stored_with_their_rows(tmp_path, cache):
@@ -251,7 +252,7 @@ def test_curves_are_stored_with_their_rows(tmp_path, cache):
         assert curve[0] == pytest.approx(row["confidence"], rel=1e-5)
         area = (sum(curve) - curve[0] / 2 - curve[-1] / 2) / 4
         assert row["deletion"] == pytest.approx(area, rel=1e-5)
-        assert sum(row["lda_curve"]) / 6 == pytest.approx(row["lda"], rel=1e-5, nan_ok=True)
+        assert sum(row["lda_curve"]) / 5 == pytest.approx(row["lda"], rel=1e-5, nan_ok=True)
 
 
 def test_two_processes_on_one_cell(tmp_path, cache):

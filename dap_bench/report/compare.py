@@ -111,7 +111,7 @@ def latex(compared: pd.DataFrame) -> str:
     """Every published number as a long table, the order of the methods as another; needs longtable and booktabs."""
     lines = [
         r"% needs \usepackage{longtable,booktabs}",
-        r"\begingroup\footnotesize\setlength{\tabcolsep}{3pt}",
+        r"\begingroup\scriptsize\setlength{\tabcolsep}{3pt}",
         *_long("llllrrrl", r"Model & Sampling & Method & Metric & Paper & Ours & Difference & Verdict"),
     ]
     for _, line in compared.drop_duplicates(KEY).dropna(subset=["published"]).iterrows():

@@ -30,6 +30,7 @@ LABELS = {
     "tcc": "TCC",
     "afs": "AFS",
     "lda": "LDA",
+    "lda_prior": "LDA (prior)",
     "abpc": "ABPC",
     "pointing": "Pointing",
     "mass_inside": "Mass inside",
@@ -60,7 +61,7 @@ TABLES = {
     "table2": Layout(
         "How the decision prior enters propagation.",
         ABLATION,
-        ("cs", "tcc", "lda", "afs"),
+        ("cs", "tcc", "lda_prior", "afs"),
         samplers=("balanced",),
         open=False,
     ),

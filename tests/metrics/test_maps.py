@@ -1,5 +1,7 @@
 """Metrics of the map itself: CS, AFS, LDA, localisation, and the ranks they rest on."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,13 @@ def test_lda_readings_on_a_vit():
     layers, single = out.layers.unbind(1), out.single.unbind(1)
     assert lda()(batch).tolist() == mean_rho(layers, out.maps)
     assert lda(reference="prior")(batch).tolist() == mean_rho(layers, prior)
+    by_layer = partial(load_method("gradcam", relu=False), at="output", layer=-2)
+    blocks = [by_layer(vit, images, batch.predicted, layer=block).maps for block in range(5)]
+    rhos = [[spearmanr(m[at], r[at]).statistic for m, r in zip(layers, blocks, strict=False)] for at in range(2)]
+    found = DecisionAlignment(by_layer, reference="prior_layers", layers="all_but_last")(batch).tolist()
+    assert found == pytest.approx(np.mean(rhos, 1).tolist(), abs=1e-6)
+    with pytest.raises(UserError, match="one map per layer"):
+        DecisionAlignment(lambda *_, layers: out.__class__(out.maps, out.grid), reference="prior_layers")(batch)
     assert lda(reference="last_attention")(batch).tolist() == mean_rho(layers, attention[-1])
     assert lda(intermediate="single")(batch).tolist() == mean_rho(single, out.maps)
     assert lda(intermediate="raw_attention")(batch).tolist() == mean_rho(attention, out.maps)
@@ -147,8 +156,9 @@ def test_localisation_without_an_object_has_no_value(mask):
 
 def test_presets():
     paper = load_metrics("paper")
-    assert list(paper) == ["deletion", "insertion", "cs", "tcc", "afs", "lda"]
-    assert [m.better for m in paper.values()] == ["lower", "higher", "higher", "higher", "higher", "higher"]
+    assert list(paper) == ["deletion", "insertion", "cs", "tcc", "afs", "lda", "lda_prior"]
+    assert [m.better for m in paper.values()] == ["lower"] + ["higher"] * 6
+    assert (paper["lda"].reference, paper["lda_prior"].reference) == ("prior_layers", "prior")
     assert (paper["deletion"].unit, paper["deletion"].baseline) == ("pixel", "zero")
     assert (paper["insertion"].baseline, paper["insertion"].kernel, paper["insertion"].sigma) == ("blur", 51, 10.0)
     assert (paper["tcc"].unit, paper["tcc"].baseline, paper["cs"].unit, paper["afs"].unit) == (
@@ -158,6 +168,7 @@ def test_presets():
         "pixel",
     )
     printed = load_metrics("as_printed")
-    assert list(printed) == list(paper)
+    assert list(printed) == list(paper)[:-1]
     assert printed["cs"].formula == "as_printed"
+    assert printed["lda"].reference == "own_final"
     assert {printed[name].unit for name in printed} == {"patch"}

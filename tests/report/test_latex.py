@@ -21,7 +21,7 @@ PAPER = Path(__file__).parents[2] / "results" / "paper"
 def summary():
     """Every cell of the paper with every metric, and a method of one's own with a name that TeX would stumble over."""
     methods = [*METHODS, *ABLATION[:-1], "my_own&100%"]
-    metrics = [*METRICS, "pointing", "mass_inside"]
+    metrics = [*METRICS, "lda_prior", "pointing", "mass_inside"]
     keys = [(s, m, e, k) for s in SAMPLERS for m in MODELS for e in methods for k in metrics]
     table = pd.DataFrame(keys, columns=["sampler", "model", "method", "metric"])
     mean = np.random.RandomState(0).uniform(0, 1, len(table))
