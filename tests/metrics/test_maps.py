@@ -160,7 +160,7 @@ def test_presets():
     assert [m.better for m in paper.values()] == ["lower"] + ["higher"] * 6
     assert (paper["lda"].reference, paper["lda_prior"].reference) == ("prior_layers", "prior")
     assert (paper["deletion"].unit, paper["deletion"].baseline) == ("pixel", "zero")
-    assert (paper["insertion"].baseline, paper["insertion"].kernel, paper["insertion"].sigma) == ("blur", 51, 10.0)
+    assert (paper["insertion"].baseline, paper["insertion"].kernel, paper["insertion"].sigma) == ("blur", 51, 8.0)
     assert (paper["tcc"].unit, paper["tcc"].baseline, paper["cs"].unit, paper["afs"].unit) == (
         "patch",
         "zero",
