@@ -5,7 +5,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-.PHONY: help install tools demo tables compare figures report benchmark test test-slow lint format clean
+.PHONY: help install tools demo tables compare figures report status benchmark test test-slow lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -35,6 +35,9 @@ compare: $(INSTALLED) ## our numbers beside the published ones
 
 figures: $(INSTALLED) ## curves, ranks, layer-wise maps, best and worst cases
 	$(RUN) scripts/figures.py $(ARGS)
+
+status: $(INSTALLED) ## which of the paper's cells are done, and what is left
+	$(RUN) scripts/status.py $(ARGS)
 
 report: $(INSTALLED) ## one HTML page with all of it
 	$(RUN) scripts/report.py $(ARGS)

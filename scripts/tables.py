@@ -6,6 +6,7 @@ import pandas as pd
 
 from dap_bench import summarize
 from dap_bench.report.command import command
+from dap_bench.report.status import progress
 from dap_bench.report.tables import write_tables
 
 
@@ -17,6 +18,9 @@ def main(results: str, tables: str, summary: str, data: str, ci: str) -> None:
     shown = table.assign(value=values).pivot(index=keys, columns="metric", values="value")
     with pd.option_context("display.width", 250, "display.max_columns", None, "display.max_rows", None):
         print(shown.reset_index().to_string(index=False))
+    for cell in progress(results):
+        if cell.done < cell.n:
+            print(f"marked with *: {cell}")
     Path(summary).parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(summary, index=False, float_format="%.6f")
     print(f"wrote {summary}")

@@ -78,4 +78,4 @@ def label(name: str) -> str:
 
 def ordered(found: set[str], listed: tuple[str, ...]) -> list[str]:
     """The names of `found`: the listed ones in their order, then the others by name."""
-    return [name for name in listed if name in found] + sorted(found - set(listed))
+    return [name for name in dict.fromkeys(listed) if name in found] + sorted(found - set(listed))

@@ -26,6 +26,11 @@ class CellRows:
     rows: pd.DataFrame
     folder: Path
 
+    @property
+    def version(self) -> str:
+        """Of the dap_bench that made the rows."""
+        return str(self.info.get("identity", {}).get("versions", {}).get("dap-bench", "unknown"))
+
     def values(self, metric: str) -> pd.Series:
         """The metric's value of every image that was measured, NaN where it is not defined."""
         ok = self.rows[self.rows["status"] == "ok"]
@@ -66,9 +71,9 @@ def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFr
 
     `mean` with its 95 % bootstrap interval (`low`, `high`). `n` images were measured, of which `nan` have no value for
     the metric; `failed` images could not be measured and `missing` are not computed yet; `fallback` counts images for
-    which the explainer fell back to another rule. `p` is the paired Wilcoxon test of DAP against the method, corrected
-    after Holm over the methods of the same model, sampling and metric; `effect` the rank-biserial correlation of the
-    pairs, positive where DAP is better.
+    which the explainer fell back to another rule; `version` is the dap_bench that made the rows. `p` is the paired
+    Wilcoxon test of DAP against the method, corrected after Holm over the methods of the same model, sampling and
+    metric; `effect` the rank-biserial correlation of the pairs, positive where DAP is better.
     """
     cells = load_rows(results, data)
     lines = [line for cell in cells for line in _lines(cell)]
@@ -94,6 +99,7 @@ def _lines(cell: CellRows) -> Iterator[dict[str, Any]]:
             "failed": int((~ok).sum()),
             "missing": cell.info["n"] - len(cell.rows),
             "fallback": int((cell.rows["fallback"] == True).sum()),  # noqa: E712  null is neither
+            "version": cell.version,
             "fingerprint": cell.info["fingerprint"],
         }
 

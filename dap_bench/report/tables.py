@@ -1,13 +1,15 @@
 """Summaries -> LaTeX, in the structure of the paper's tables.
 
 Best and second are decided before rounding, and equal values share their mark. A value that does not exist is a dash;
-a cell that is not whole is marked with an asterisk. The same rows give the same bytes.
+a cell that is not whole is marked with an asterisk, one that another version of dap_bench made with a dagger. The same
+rows give the same bytes.
 """
 
 from pathlib import Path
 
 import pandas as pd
 
+from dap_bench import __version__
 from dap_bench.errors import UserError
 from dap_bench.report.layouts import TABLES, Layout, label, ordered
 
@@ -103,12 +105,18 @@ def _column(block: pd.DataFrame, sampler: str, metric: str, methods: list[str], 
     marked = mark_best(found["mean"], better.iloc[0] if len(better) else "higher")
     partial = (found["missing"] > 0) | (found["failed"] > 0)
     texts = marked.where(~partial, marked + "*")
+    texts = texts.where(~older(found), texts + r"$^\dagger$")
     if ci:
         half = ((found["high"] - found["low"]) / 2).map(
             lambda value: "" if pd.isna(value) else rf" {{\tiny$\pm${value:.3f}}}"
         )
         texts = texts + half
     return texts.tolist()
+
+
+def older(table: pd.DataFrame) -> pd.Series:
+    """Which lines rest on rows that another version of dap_bench made."""
+    return table["version"].notna() & (table["version"] != __version__)
 
 
 def mark_best(values: pd.Series, better: str) -> pd.Series:
@@ -128,6 +136,9 @@ def _notes(part: pd.DataFrame, ci: bool) -> str:
         notes.append(f"In {places} some images have no value (at most {undefined['nan'].max()}).")
     if ((part["missing"] > 0) | (part["failed"] > 0)).any():
         notes.append("*: some images failed or are not computed yet.")
+    versions = sorted(set(part.loc[older(part), "version"]))
+    if versions:
+        notes.append(rf"$\dagger$: rows of dap\_bench {escape(', '.join(versions))}, not {__version__}.")
     if ci:
         notes.append(r"$\pm$: half the 95\% bootstrap interval.")
     return " ".join(notes)

@@ -1,5 +1,6 @@
 """Cells with known values."""
 
+from dap_bench import __version__
 from dap_bench.store import Cell
 
 
@@ -8,7 +9,13 @@ def cell(folder, method, values, better="lower", shown=None, labels=None, **colu
     names = {"model": "vit_t", "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, "f")
     names["method"] = shown or method
-    info = {**names, "n": len(values), "metrics": {"deletion": better}, "fingerprint": "f"}
+    info = {
+        **names,
+        "n": len(values),
+        "metrics": {"deletion": better},
+        "fingerprint": "f",
+        "identity": {"versions": {"dap-bench": __version__}},
+    }
     config = {"cache_dir": str(folder / "nowhere"), "method": {}}
     extra = {"class_names": ["</script><b>cat", "dog"], "command": f"python -m dap_bench method={method}"}
     made.describe({**info, **extra, "config": config})

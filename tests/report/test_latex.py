@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from dap_bench import __version__
 from dap_bench.report import compare
 from dap_bench.report.layouts import ABLATION, METHODS, METRICS, MODELS, SAMPLERS
 from dap_bench.report.tables import write_tables
@@ -28,6 +29,7 @@ def summary():
     mean[(table["method"] == "chefer") & (table["metric"] == "lda")] = np.nan
     lower = table["metric"] == "deletion"
     counts = {"n": 800, "nan": 0, "failed": 0, "missing": np.where(table["method"] == "ar", 3, 0), "data": "imagenet"}
+    counts["version"] = np.where(table["method"] == "gmar", "0.0.9", __version__)
     better = np.where(lower, "lower", "higher")
     return table.assign(mean=mean, low=mean - 0.01, high=mean + 0.01, better=better, **counts)
 

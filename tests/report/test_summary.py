@@ -3,16 +3,19 @@
 import numpy as np
 import pytest
 
-from dap_bench import UserError, summarize
+from dap_bench import UserError, __version__, summarize
 from dap_bench.report.layouts import TABLES
 from dap_bench.report.tables import escape, latex, mark_best, write_tables
 from dap_bench.store import Cell
 
 
-def cell(folder, method, values, n=None, metric="cs", better="higher", failed=0, fingerprint="f", model="vit_t"):
+def cell(
+    folder, method, values, n=None, metric="cs", better="higher", failed=0, fingerprint="f", model="vit_t", version=None
+):
     names = {"model": model, "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, fingerprint)
-    made.describe({**names, "n": n or len(values) + failed, "metrics": {metric: better}, "fingerprint": fingerprint})
+    info = {"n": n or len(values) + failed, "metrics": {metric: better}, "fingerprint": fingerprint}
+    made.describe({**names, **info, "identity": {"versions": {"dap-bench": version or __version__}}})
     rows = [
         {"sample_id": str(at), "status": "ok", "fallback": False, metric: v, **names} for at, v in enumerate(values)
     ]
@@ -96,6 +99,15 @@ def test_the_table_byte_for_byte(tmp_path):
     assert [path.name for path in written] == ["table1.tex", "table2.tex", "table3.tex", "tableA1.tex"]
     assert written[0].read_text() == expected
     assert "my" not in written[1].read_text()
+
+
+def test_rows_of_another_version_are_marked(tmp_path):
+    cell(tmp_path, "dap", [0.1, 0.3])
+    cell(tmp_path, "ar", [0.5, 0.5], version="0.0.9")
+    text = latex(summarize(tmp_path), TABLES["table1"])
+    assert r" & DAP & \underline{0.200} \\" in text
+    assert r"AR & \textbf{0.500}$^\dagger$ \\" in text
+    assert rf"$\dagger$: rows of dap\_bench 0.0.9, not {__version__}." in text
 
 
 def test_names_are_escaped():

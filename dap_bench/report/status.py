@@ -1,0 +1,113 @@
+"""How far are the cells? Done, part, failed or missing, and how long the rest will take."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from dap_bench import store
+from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS, label, ordered
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One cell: how many of its `n` images have rows, and what a row took."""
+
+    names: dict[str, str]
+    n: int
+    done: int
+    failed: int
+    seconds: float | None  # per image
+    shards: tuple[str, ...] = ()  # those with images still missing, where the cell was divided
+
+    @property
+    def state(self) -> str:
+        if self.done < self.n:
+            return f"{self.done}/{self.n}" if self.done else "missing"
+        return f"{self.failed} failed" if self.failed else "done"
+
+    def __str__(self) -> str:
+        where = f" (shard {', '.join(self.shards)})" if self.shards else ""
+        return f"{' '.join(self.names.values())}: {self.n - self.done} of {self.n} images are missing{where}"
+
+
+def progress(results: str | Path = "results/runs") -> list[Progress]:
+    """Every cell below a folder that has rows, of whatever settings."""
+    found = []
+    for cell in store.cells(Path(results)):
+        try:
+            info, rows = cell.info, cell.rows()
+            names = {name: str(info[name]) for name in store.NAMES}
+            ok = [row["seconds"] for row in rows if row["status"] == "ok" and row["seconds"] is not None]
+            shards = tuple(missing_shards(Path(results), info, {row["sample_id"] for row in rows}))
+            failed = len([row for row in rows if row["status"] != "ok"])
+            found.append(Progress(names, int(info["n"]), len(rows), failed, mean(ok) if ok else None, shards))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the tables name a damaged cell; here it counts as missing
+    return found
+
+
+def missing_shards(results: Path, info: dict[str, object], having: set[str]) -> list[str]:
+    """Which of the shards that a cell was divided into are not whole, by its list of samples."""
+    config, identity = info.get("config"), info.get("identity")
+    if not isinstance(config, dict) or not isinstance(identity, dict):
+        return []
+    count = int(str(config.get("shard", "1/1")).partition("/")[2] or 1)
+    manifest = results / "samples" / f"{identity.get('samples')}.csv"
+    if count == 1 or not manifest.is_file():
+        return []
+    with manifest.open(newline="") as file:
+        ids = [line["sample_id"] for line in csv.DictReader(line for line in file if not line.startswith("#"))]
+    return [f"{at + 1}/{count}" for at in range(count) if not having.issuperset(ids[at::count])]
+
+
+def grid(cells: list[Progress], wanted: set[tuple[str, str, str]]) -> str:
+    """A table per sampling, methods down and models across, then what is left; `wanted` are model, sampler, method."""
+    states: dict[tuple[str, str, str], list[Progress]] = {}
+    for cell in cells:
+        states.setdefault((cell.names["model"], cell.names["sampler"], cell.names["method"]), []).append(cell)
+    every = wanted | set(states)
+    lines = []
+    for sampler in ordered({key[1] for key in every}, SAMPLERS):
+        models = ordered({key[0] for key in every if key[1] == sampler}, MODELS)
+        methods = ordered({key[2] for key in every if key[1] == sampler}, (*METHODS, *ABLATION))
+        table = [[label(sampler), *(label(model) for model in models)]]
+        for method in methods:
+            keys = [(model, sampler, method) for model in models]
+            table.append([label(method), *(_state(states.get(key, []), key in wanted) for key in keys)])
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in table] + [""]
+    return "\n".join([*(line.rstrip() for line in lines), *_left(cells, every - set(states))])
+
+
+def _state(found: list[Progress], wanted: bool) -> str:
+    if not found:
+        return "missing" if wanted else ""
+    return found[0].state if len(found) == 1 else f"{len(found)} settings"
+
+
+def _left(cells: list[Progress], missing: set[tuple[str, str, str]]) -> list[str]:
+    whole = [cell for cell in cells if cell.done >= cell.n]
+    part = [cell for cell in cells if cell.done < cell.n]
+    failed = sum(cell.failed for cell in cells)
+    lines = [f"{len(whole)} cells done, {len(part)} in part, {len(missing)} missing; {failed} images failed."]
+    lines += [f"  {cell}" for cell in part]
+    left, unknown = 0.0, 0
+    for cell in part:
+        left += (cell.n - cell.done) * (cell.seconds or 0)
+        unknown += cell.seconds is None
+    for model, _, method in missing:
+        alike = [c for c in cells if c.seconds is not None and (c.names["model"], c.names["method"]) == (model, method)]
+        alike = alike or [c for c in cells if c.seconds is not None and c.names["model"] == model]
+        if alike:
+            left += mean(c.seconds * c.n for c in alike if c.seconds is not None)
+        unknown += not alike
+    if part or len(missing) > unknown:
+        lines.append(f"About {_duration(left)} left in one process, at the speed of the rows so far.")
+    if unknown:
+        lines.append(f"No row tells how long {unknown} of the missing cells take.")
+    return lines
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{max(1, round(seconds / 60))} minutes"

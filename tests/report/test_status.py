@@ -1,0 +1,52 @@
+"""What is done, what is not, and what is left to do, with cells known by hand."""
+
+from dap_bench.report.status import Progress, grid, progress
+from dap_bench.store import Cell, write_text
+
+NAMES = {"model": "vit_t", "method": "ar", "sampler": "balanced", "data": "toy"}
+
+
+def cell(folder, done, n=4, failed=0, shard="1/1", fingerprint="f", **names):
+    names = {**NAMES, **names}
+    made = Cell.at(folder, names, fingerprint)
+    made.describe({**names, "n": n, "config": {"shard": shard}, "identity": {"samples": "set"}})
+    rows = [{"sample_id": f"s{at}", "status": "ok", "seconds": 3600.0, **names} for at in done]
+    rows += [{"sample_id": f"f{at}", "status": "failed", **names} for at in range(failed)]
+    made.write(rows, [])
+    write_text(folder / "samples" / "set.csv", "sample_id,label\n" + "".join(f"s{at},0\n" for at in range(n)))
+
+
+def test_states(tmp_path):
+    cell(tmp_path, range(4))
+    cell(tmp_path, [0, 2], shard="1/2", method="dap")
+    cell(tmp_path, range(3), failed=1, method="gmar")
+    cell(tmp_path, range(4), method="cdam")
+    cell(tmp_path, range(4), method="cdam", fingerprint="g")
+    found = {each.names["method"]: each for each in progress(tmp_path) if each.names["method"] != "cdam"}
+    assert {method: each.state for method, each in found.items()} == {"ar": "done", "dap": "2/4", "gmar": "1 failed"}
+    assert found["dap"].shards == ("2/2",)
+    text = grid(progress(tmp_path), {("vit_t", "balanced", m) for m in ("ar", "dap", "legrad")})
+    assert text.splitlines() == [
+        "Balanced  ViT-T",
+        "AR        done",
+        "GMAR      1 failed",
+        "CDAM      2 settings",
+        "LeGrad    missing",
+        "DAP       2/4",
+        "",
+        "4 cells done, 1 in part, 1 missing; 1 images failed.",
+        "  vit_t dap balanced toy: 2 of 4 images are missing (shard 2/2)",
+        "About 6.0 hours left in one process, at the speed of the rows so far.",  # 2 images, and a cell of 4
+    ]
+
+
+def test_a_model_without_rows_has_no_estimate():
+    text = grid([Progress(NAMES, 4, 4, 0, 1.0)], {("vit_l", "balanced", "ar")})
+    assert text.endswith("No row tells how long 1 of the missing cells take.")
+    assert "left in one process" not in text
+
+
+def test_a_damaged_cell_counts_as_missing(tmp_path):
+    cell(tmp_path, range(4))
+    next(tmp_path.rglob("cell.json")).write_text("{")
+    assert progress(tmp_path) == []
