@@ -42,7 +42,7 @@ def test_every_metric_instantiates_with_every_option_in_its_yaml(metric):
     node = config.compose(f"metric={metric}").metric
     for name, made in config.instantiate_metrics(node).items():
         assert made.better in ("higher", "lower")
-        if is_dataclass(made):
+        if is_dataclass(made) and metric not in ("protocol", "lda_readings"):  # which say only what differs
             assert {field.name for field in fields(made)} == {key for key in node[name] if not key.startswith("_")}
 
 

@@ -3,21 +3,43 @@
     LDA = mean_l rho_s(M_l, M_ref)        rank correlation over patches or pixels
 
 As printed, M_l is the map propagated up to layer l (`intermediate: accumulated`) and M_ref the method's own final map
-(`reference: own_final`). Other readings: M_l of layer l alone (single) or the raw attention of the class token
-(raw_attention); M_ref the decision prior (prior), the prior taken at layer l itself (prior_layers), or the raw
-attention of the last layer (last_attention). A method without layer maps has no value.
+(`reference: own_final`). Other readings: M_l of layer l alone (single), what it adds to the layer before (added), the
+raw attention of the class token (raw_attention) or the prior at layer l (prior); M_ref the decision prior (prior), the
+prior at layer l itself (prior_layers), or the raw attention of the last layer (last_attention). `similarity` may also
+be Pearson's correlation, the cosine, or the overlap of the top 10 % (intersection over union). A method without layer
+maps has no value.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from dap_bench.errors import UserError, one_of
 from dap_bench.explainers.base import Explainer, Explanation
-from dap_bench.metrics.base import Batch, check_options, spearman
+from dap_bench.metrics.base import Batch, check_options, spearman, top_count
+
+
+def pearson(a: Tensor, b: Tensor) -> Tensor:
+    return cosine_similarity(a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True), dim=1)
+
+
+def overlap(a: Tensor, b: Tensor, fraction: float = 0.10) -> Tensor:
+    """Intersection over union of the largest values of each pair of rows."""
+    count = top_count(fraction, a.shape[1])
+    tops = [torch.zeros_like(each).scatter(1, each.topk(count, dim=1).indices, 1) for each in (a, b)]
+    return (tops[0] * tops[1]).sum(1) / torch.maximum(tops[0], tops[1]).sum(1)
+
+
+SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "spearman": spearman,
+    "pearson": pearson,
+    "cosine": cosine_similarity,
+    "overlap": overlap,
+}
 
 
 @dataclass(frozen=True)
@@ -26,8 +48,9 @@ class DecisionAlignment:
     unit: str = "patch"
     upsample: str | None = None
     reference: str = "own_final"  # own_final | prior | prior_layers | last_attention
-    intermediate: str = "accumulated"  # accumulated | single | raw_attention
+    intermediate: str = "accumulated"  # accumulated | single | added | raw_attention | prior
     layers: str = "all"  # all | all_but_last
+    similarity: str = "spearman"  # spearman | pearson | cosine | overlap
 
     better: ClassVar[str] = "higher"
     needs: ClassVar[tuple[str, ...]] = ("layers",)
@@ -35,7 +58,9 @@ class DecisionAlignment:
     def __post_init__(self) -> None:
         check_options(unit=self.unit, upsample=self.upsample)
         one_of("LDA's reference", self.reference, ("own_final", "prior", "prior_layers", "last_attention"))
-        one_of("LDA's intermediate", self.intermediate, ("accumulated", "single", "raw_attention"))
+        maps = ("accumulated", "single", "added", "raw_attention", "prior")
+        one_of("LDA's intermediate", self.intermediate, maps)
+        one_of("LDA's similarity", self.similarity, tuple(SIMILARITIES))
         one_of("LDA's layers", self.layers, ("all", "all_but_last"))
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -45,7 +70,7 @@ class DecisionAlignment:
         references = self.references(batch, maps.shape[1])
         used = slice(None if self.layers == "all" else -1)
         rhos = [
-            spearman(self._values(batch, each), self._values(batch, reference))
+            SIMILARITIES[self.similarity](self._values(batch, each), self._values(batch, reference))
             for each, reference in zip(maps.unbind(1)[used], references[used], strict=True)
         ]
         return batch.keep("lda", rhos).mean(1)
@@ -54,16 +79,23 @@ class DecisionAlignment:
         """M_l [B,L,P]."""
         if self.intermediate == "raw_attention":
             return torch.stack([a.mean(1)[:, 0, 1:] for a in batch.vit.trace(batch.images).attention], 1)
-        single = batch.explanation.single
-        return single if self.intermediate == "single" and single is not None else batch.explanation.layers
+        if self.intermediate == "prior":
+            return self._prior_layers(batch)
+        layers, single = batch.explanation.layers, batch.explanation.single
+        if self.intermediate == "added" and layers is not None:
+            return torch.cat([layers[:, :1], layers[:, 1:] - layers[:, :-1]], 1)
+        return single if self.intermediate == "single" and single is not None else layers
+
+    def _prior_layers(self, batch: Batch) -> Tensor:
+        layers = self.prior(batch.vit, batch.images, batch.predicted, layers=True).layers
+        if layers is None:
+            raise UserError("LDA needs a prior with one map per layer here, such as gradcam.")
+        return layers
 
     def references(self, batch: Batch, depth: int) -> Sequence[Tensor]:
         """M_ref of each layer [B,P]."""
         if self.reference == "prior_layers":
-            layers = self.prior(batch.vit, batch.images, batch.predicted, layers=True).layers
-            if layers is None or layers.shape[1] != depth:
-                raise UserError("LDA's reference=prior_layers needs a prior with one map per layer, such as gradcam.")
-            return layers.unbind(1)
+            return self._prior_layers(batch).unbind(1)
         if self.reference == "prior":
             return [self.prior(batch.vit, batch.images, batch.predicted).maps] * depth
         if self.reference == "last_attention":

@@ -85,6 +85,14 @@ def test_lda_by_hand():
     assert batch.curves["lda"][0].tolist() == pytest.approx([-1, 0.8, 1])
     assert lda(layers="all_but_last")(batch).item() == pytest.approx((-1 + 0.8) / 2)
     assert lda(unit="pixel")(batch).item() == pytest.approx((-1 + 0.8 + 1) / 3)
+    # what the layers add: 4 3 2 1, then -3 -1 2 2, then 0 0 -1 1
+    added = [-1, spearmanr([-3, -1, 2, 2], final).statistic, spearmanr([0, 0, -1, 1], final).statistic]
+    assert lda(intermediate="added")(batch).item() == pytest.approx(np.mean(added))
+    assert lda(similarity="pearson")(batch).item() == pytest.approx((-1 + 0.8 + 1) / 3)
+    scaled = [(np.array(layer) - 1) / 3 for layer in layers]  # maps are scaled to 0..1 first
+    cosines = [v @ scaled[2] / np.linalg.norm(v) / np.linalg.norm(scaled[2]) for v in scaled]
+    assert lda(similarity="cosine")(batch).item() == pytest.approx(np.mean(cosines))
+    assert lda(similarity="overlap")(batch).item() == pytest.approx((0 + 0 + 1) / 3)  # the top one of four
 
 
 def test_lda_without_layer_maps_has_no_value():
@@ -109,6 +117,9 @@ def test_lda_readings_on_a_vit():
     blocks = [by_layer(vit, images, batch.predicted, layer=block).maps for block in range(5)]
     rhos = [[spearmanr(m[at], r[at]).statistic for m, r in zip(layers, blocks, strict=False)] for at in range(2)]
     found = DecisionAlignment(by_layer, reference="prior_layers", layers="all_but_last")(batch).tolist()
+    assert found == pytest.approx(np.mean(rhos, 1).tolist(), abs=1e-6)
+    rhos = [[spearmanr(block[at], out.maps[at]).statistic for block in blocks] for at in range(2)]
+    found = DecisionAlignment(by_layer, intermediate="prior", layers="all_but_last")(batch).tolist()
     assert found == pytest.approx(np.mean(rhos, 1).tolist(), abs=1e-6)
     with pytest.raises(UserError, match="one map per layer"):
         DecisionAlignment(lambda *_, layers: out.__class__(out.maps, out.grid), reference="prior_layers")(batch)
