@@ -13,7 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, path
 
 # in an installed wheel conf/ is inside the package, in a source tree beside it
 CONF = next(
@@ -98,9 +98,9 @@ def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:
 
 def resolve_checkpoint(checkpoint: str) -> Path:
     """A path; `package://` is where dap_bench itself is installed."""
-    if checkpoint.startswith("package://"):
+    if str(checkpoint).startswith("package://"):
         return Path(__file__).parent / checkpoint.removeprefix("package://")
-    return Path(checkpoint).expanduser()
+    return path("model.checkpoint", checkpoint)
 
 
 def targets(node: Any) -> set[str]:

@@ -1,4 +1,6 @@
-"""The one exception that is the user's to put right."""
+"""The one exception that is the user's to put right, and checks that raise it."""
+
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -15,3 +17,13 @@ def whole(name: str, value: object, least: int = 1) -> None:
     """Raise unless an option is a whole number that is large enough."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UserError(f"{name}={value} must be a whole number of at least {least}.")
+
+
+def path(name: str, value: object) -> Path:
+    """A place on disk, from what was written for an option."""
+    try:
+        if isinstance(value, str) and value and "\0" not in value:
+            return Path(value).expanduser()
+    except RuntimeError:  # ~somebody who does not exist
+        pass
+    raise UserError(f"{name}={value!r} is not a path.")

@@ -17,7 +17,6 @@ from functools import lru_cache
 from hashlib import file_digest, sha256
 from importlib.metadata import version
 from math import isnan
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +26,7 @@ from dap_bench import __version__, store
 from dap_bench import config as configs
 from dap_bench.data.images import BadImage, decode
 from dap_bench.data.samples import SampleSet, frozen
-from dap_bench.errors import UserError, one_of, whole
+from dap_bench.errors import UserError, one_of, path, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +54,7 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = ()) -
     samples = sample_set(cfg)
     mine = shard(len(samples), cfg.shard)
     identity = identify(cfg, samples)
-    results = Path(cfg.results_dir).expanduser()
+    results = path("results_dir", cfg.results_dir)
     cell = store.Cell.at(results, names, store.fingerprint(identity))
     rows = [] if cfg.overwrite is True else cell.rows(set_aside=True)
     kept = {name for name, asked in (("curves", cfg.keep_curves), ("maps", cfg.keep_maps)) if asked}
@@ -93,7 +92,8 @@ def sample_set(cfg: DictConfig) -> SampleSet:
     sampler = OmegaConf.to_container(cfg.sampler, resolve=True)
     assert isinstance(sampler, dict)
     source, draw = configs.instantiate(cfg.data), configs.instantiate(cfg.sampler)
-    return frozen(source, draw, {str(key): value for key, value in sampler.items()}, Path(cfg.cache_dir).expanduser())
+    options = {str(key): value for key, value in sampler.items()}
+    return frozen(source, draw, options, path("cache_dir", cfg.cache_dir))
 
 
 def shard(n: int, text: str) -> list[int]:
@@ -120,12 +120,12 @@ def identify(cfg: DictConfig, samples: SampleSet) -> dict[str, Any]:
 
 
 def _checkpoint_hash(checkpoint: str) -> str:
-    path = configs.resolve_checkpoint(checkpoint)
+    file_path = configs.resolve_checkpoint(checkpoint)
     try:
-        with path.open("rb") as file:
+        with file_path.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"model.checkpoint={path} cannot be read ({error.strerror}).") from error
+        raise UserError(f"model.checkpoint={file_path} cannot be read ({error.strerror}).") from error
 
 
 class _Work:

@@ -8,32 +8,14 @@ import time
 
 import pytest
 import torch
+from cells import FAST, close, run, values
 
 from dap_bench import UserError, config, runner, store
-
-FAST = ["sampler.n=12", "batch_size=3", "metric=[cs,afs]", "device=cpu"]
-NAMES = {"model": "vit_shapes", "sampler": "non_balanced", "data": "shapes"}
 
 
 @pytest.fixture
 def cache(tmp_path_factory):
     return tmp_path_factory.getbasetemp() / "cache"
-
-
-def run(folder, cache, *overrides, method="gradcam"):
-    cfg = config.compose(*FAST, f"method={method}", f"results_dir={folder}", f"cache_dir={cache}", *overrides)
-    return runner.run(cfg, {**NAMES, "method": method})
-
-
-def values(cell):
-    """Every row without what may differ between runs, time; NaN as text, so that it equals itself."""
-    return {
-        row["sample_id"]: {k: "nan" if v != v else v for k, v in row.items() if k != "seconds"} for row in cell.rows()
-    }
-
-
-def close(one, other):
-    return one == other or one == pytest.approx(other, abs=1e-4)
 
 
 def test_rows_say_everything(tmp_path, cache):
