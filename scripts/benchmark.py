@@ -11,6 +11,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from dap_bench.metrics.base import Batch
 from dap_bench.metrics.deletion import Deletion, Insertion
 from dap_bench.runner import CHUNK_CPU, CHUNK_CUDA
 
-SECTIONS = ("limit", "peers", "explainers", "growth", "precision", "memory")
+SECTIONS = ("limit", "peers", "explainers", "growth", "precision", "memory", "long_run")
 STEPS = 16  # divides the number of pixels, so that torch-cam's points fall on ours
 QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes that divide the number of pixels
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/benchmark"), help="a folder; and .md")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--peak", nargs=2, metavar=("METHOD", "IMAGES"), help=argparse.SUPPRESS)
+    parser.add_argument("--long", type=int, default=5000, metavar="IMAGES", help="how many images the long run has")
     parser.add_argument("--measure", nargs=3, type=int, metavar=("IMAGES", "STEPS", "BATCH"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     vit = load(options)
@@ -352,6 +354,28 @@ def peak(vit: ViT, method: str, images: int) -> str:
     drawn = pictures(vit, images)
     load_method(method)(vit, drawn, torch.zeros(images, dtype=torch.long, device=drawn.device))
     return f"{peak_memory(vit):.0f}"
+
+
+def long_run(vit: ViT, options: argparse.Namespace) -> str:
+    """Memory and open files of the program itself while it goes through many images, watched from outside."""
+    rows, size = [], 32
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [f"sampler.n={options.long}", f"data.size={options.long}", "metric=[cs,tcc,afs]"]
+        arguments += [f"batch_size={size}", f"results_dir={folder}/rows", f"cache_dir={folder}/cache"]
+        command = [sys.executable, "-m", "dap_bench", *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        status, files = Path(f"/proc/{process.pid}/status"), Path(f"/proc/{process.pid}/fd")
+        while process.poll() is None:
+            time.sleep(0.05)
+            done = size * len(list(Path(folder).rglob("part-*.parquet")))
+            if done >= (len(rows) + 1) * options.long / 10:
+                with contextlib.suppress(OSError, IndexError):  # it has just ended
+                    now = int(status.read_text().split("VmRSS:")[1].split()[0]) / 1024
+                    rows.append([f"{done:,}", f"{now:.0f}", str(len(list(files.iterdir())))])
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)} failed")
+    title = f"\n## A long run\n\n{options.long:,} images of the embedded default, DAP, batches of {size}.\n\n"
+    return title + table(["images done", "memory, MiB", "open files"], rows)
 
 
 def precision(vit: ViT, options: argparse.Namespace) -> str:

@@ -68,7 +68,6 @@ QUESTIONS = {
                 "layer readout, max, clamped": "attr_clamp",
                 "path integral, max": "attr_path",
                 "final logit, max": "attr_final",
-                "final logit, mean": "attr_final_mean",
                 "final logit, max, clamped": "attr_final_clamp",
             },
             PLAIN,
