@@ -1,4 +1,4 @@
-"""How far are the cells? python scripts/status.py [results=FOLDER]"""
+"""How far are the cells of experiment=paper, and others? python scripts/status.py [results=FOLDER]"""
 
 from itertools import product
 
@@ -9,9 +9,7 @@ from dap_bench.report.status import grid, progress
 
 @command(results="results/runs")
 def main(results: str) -> None:
-    main_cells = set(product(MODELS, SAMPLERS, METHODS))
-    ablation = set(product(("vit_b", "vit_l"), ("balanced",), ABLATION))
-    print(grid(progress(results), main_cells | ablation))
+    print(grid(progress(results), set(product(MODELS, SAMPLERS, {*METHODS, *ABLATION}))))
 
 
 if __name__ == "__main__":

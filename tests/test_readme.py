@@ -1,5 +1,6 @@
 """What the README shows is what happens."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from dap_bench import store, summarize
 
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 README = Path(__file__).parents[1].joinpath("README.md").read_text()
 
 
@@ -41,6 +43,26 @@ def test_your_own_method_from_a_folder_outside_the_project(tmp_path, tmp_path_fa
     assert table.loc[("norms", "cs"), "mean"] == 0.0
     no_layers = [("norms", "lda"), ("norms", "lda_prior")]  # it has no layer maps, so no LDA
     assert table["mean"].drop(no_layers).notna().all()
+
+    def script(name):
+        command = [sys.executable, str(SCRIPTS / name), f"paper={SCRIPTS.parent / 'results' / 'paper'}"][
+            : 2 + (name == "report.py")
+        ]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "table1.tex" in script("tables.py")
+    assert " & norms & " in (tmp_path / "results" / "tables" / "table1.tex").read_text()
+    assert "cases-best-vit_shapes-non_balanced.png" in script("figures.py")
+    script("report.py")
+    page = (tmp_path / "results" / "report" / "index.html").read_text()
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
+    assert [row["method"] for row in data["groups"][0]["rows"]] == ["dap", "norms"]
+    assert all(set(sample["methods"]) == {"dap", "norms"} and sample["photo"] for sample in data["samples"])
+    assert {cell["command"] for cell in data["cells"]} == {
+        f"python -m dap_bench method={method} sampler.n=24" for method in ("dap", "norms")
+    }
 
 
 def test_the_library_example_runs():

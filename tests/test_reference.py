@@ -34,7 +34,7 @@ def test_cells_are_whole_small_and_say_how_they_were_made(cells):
 
 def test_ten_rows_computed_again(cells, assets, tmp_path_factory):
     """The first row of one cell, the second of the next, and so on: each from the images, by the cell's own config."""
-    picked = [cells[at % len(cells)] for at in range(0, 10)]
+    picked = [cells[at % len(cells)] for at in range(10)]
     for at, cell in enumerate(picked):
         found = _compute(cell, at * 71 % 800, assets, tmp_path_factory.getbasetemp() / "cache")
         stored = cell.rows.set_index("sample_id").loc[found.pop("sample_id")]

@@ -1,5 +1,9 @@
 """What is done, what is not, and what is left to do, with cells known by hand."""
 
+from omegaconf import OmegaConf
+
+from dap_bench.config import CONF
+from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS
 from dap_bench.report.status import Progress, grid, progress
 from dap_bench.store import Cell, write_text
 
@@ -44,6 +48,14 @@ def test_a_model_without_rows_has_no_estimate():
     text = grid([Progress(NAMES, 4, 4, 0, 1.0)], {("vit_l", "balanced", "ar")})
     assert text.endswith("No row tells how long 1 of the missing cells take.")
     assert "left in one process" not in text
+
+
+def test_the_papers_cells_are_those_of_its_experiment():
+    params = OmegaConf.load(CONF / "experiment" / "paper.yaml").hydra.sweeper.params
+    assert params.model.split(",") == list(MODELS)
+    assert params.sampler.split(",") == list(SAMPLERS)
+    assert params.method.split(",") == [*METHODS, *ABLATION[:-1]]
+    assert len(MODELS) * len(SAMPLERS) * len(METHODS) == 72
 
 
 def test_a_damaged_cell_counts_as_missing(tmp_path):
