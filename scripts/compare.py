@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from dap_bench.report.command import command
-from dap_bench.report.compare import compare, latex, markdown, published
+from dap_bench.report.compare import compare, count_verdicts, latex, markdown, published
 from dap_bench.report.summary import summarize
 
 
@@ -15,7 +15,7 @@ def main(results: str, paper: str, out: str, data: str) -> None:
     for name, text in (("compare.md", markdown(compared)), ("compare.tex", latex(compared))):
         (folder / name).write_text(text)
         print(f"wrote {folder / name}")
-    print(compared.drop_duplicates(["model", "method", "sampler", "metric"])["verdict"].value_counts().to_string())
+    print(count_verdicts(compared))
 
 
 if __name__ == "__main__":

@@ -228,9 +228,13 @@ class Hub(Parquet):
         from datasets import load_dataset_builder
 
         try:
-            data_files = load_dataset_builder(self.repo, revision=self.revision).config.data_files or {}
+            builder = hub.patiently(lambda: load_dataset_builder(self.repo, revision=self.revision), hub.passing)
+            data_files = builder.config.data_files or {}
         except Exception as error:  # datasets and the Hub's client raise many kinds
-            raise UserError(f"{self.repo} cannot be opened ({type(error).__name__}: {error}). {INSTEAD}") from error
+            raise UserError(
+                f"{self.repo} cannot be opened ({hub.said(error)}); repeat the same command, "
+                f"or choose another data.revision=COMMIT. {INSTEAD}"
+            ) from error
         if self.split not in data_files:
             raise UserError(f"{self.repo} has no split {self.split!r}; it has {', '.join(data_files)}.")
         return sorted(data_files[self.split])
@@ -243,13 +247,14 @@ class Hub(Parquet):
 
         filesystem, path = url_to_fs(file)
         # without a read-ahead cache exactly the asked-for byte ranges travel
-        return pq.ParquetFile(filesystem.open(path, "rb", cache_type="none"), pre_buffer=True)
+        stream = hub.patiently(lambda: filesystem.open(path, "rb", cache_type="none"), hub.passing)
+        return pq.ParquetFile(stream, pre_buffer=True)
 
     def _index(self, file: str) -> list[_Group]:
-        return _from_the_hub(lambda: Parquet._index(self, file))
+        return _from_the_hub(file, lambda: Parquet._index(self, file))
 
     def _read(self, group: _Group) -> pa.Table:
-        return _from_the_hub(lambda: Parquet._read(self, group))
+        return _from_the_hub(group.file, lambda: Parquet._read(self, group))
 
     @cached_property
     def _groups(self) -> list[_Group]:
@@ -276,15 +281,25 @@ class Hub(Parquet):
         print(f"{self.repo}: downloading {len(groups)} row groups, {size / 2**20:,.1f} MiB, once")
 
 
-def _from_the_hub(read: Callable[[], Any]) -> Any:
-    """Whatever goes wrong on the way from the Hub, in a sentence; nothing half-read is kept."""
+def _from_the_hub(file: str, read: Callable[[], Any]) -> Any:
+    """What `read` gives; whatever goes wrong on the way from the Hub is a sentence, and nothing half-read is kept."""
     try:
-        return read()
+        return hub.patiently(read, _damaged)
     except Exception as error:  # the client's transport errors are not OSErrors
-        reason = error.__cause__ or error
-        raise UserError(
-            f"reading from the Hugging Face Hub failed ({type(reason).__name__}: {reason}); repeat the same command."
-        ) from error
+        reason = error.__cause__ if isinstance(error, UserError) else error
+        if reason is None:
+            raise  # it arrived well, and is not what it should be
+        problem, remedy = "cannot be read from the Hugging Face Hub", "repeat the same command"
+        if _damaged(error):
+            problem = "arrived damaged or cut short"
+            remedy += ", or take another commit of the dataset: data.revision=COMMIT"
+        raise UserError(f"{file} {problem} ({hub.said(reason)}); {remedy}.") from error
+
+
+def _damaged(error: Exception) -> bool:
+    """Whether bytes came but made no sense; the Hub's client repeats a request that fails, not one that ends early."""
+    reason = error.__cause__ if isinstance(error, UserError) else None
+    return isinstance(reason, pa.ArrowException) or type(reason) is OSError
 
 
 class ImageFolder:

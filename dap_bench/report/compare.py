@@ -3,6 +3,7 @@
 from math import sqrt
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
@@ -32,7 +33,8 @@ def compare(summary: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
     """Every published number with ours, the difference and a verdict.
 
     The paper's images are another random draw of the same size, so the difference of two means varies by sqrt(2) times
-    what ours does: `agrees` if it is within that 95 % interval and the rounding of print, else `differs`.
+    what ours does: `agrees` if it is within that 95 % interval and the rounding of print, else `differs`. An asterisk
+    marks a verdict on a cell that is not whole yet.
     """
     ours = summary[summary["model"].isin(set(paper["model"]))]
     one_source(ours)
@@ -43,6 +45,7 @@ def compare(summary: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
     found["verdict"] = verdict.where(found["mean"].notna(), "not measured").where(
         found["published"].notna(), "no number"
     )
+    found["verdict"] += np.where(found["mean"].notna() & (found["missing"] > 0), "*", "")
     return found
 
 
@@ -62,14 +65,18 @@ def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["model", "sampler", "metric", "tau", "methods"])
 
 
+def count_verdicts(compared: pd.DataFrame) -> str:
+    counts = compared.drop_duplicates(KEY)["verdict"].str.rstrip("*").value_counts()
+    return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + "."
+
+
 def markdown(compared: pd.DataFrame) -> str:
     """All of it, readable as it is."""
     measured = compared[compared["mean"].notna()]
-    counts = compared.drop_duplicates(KEY)["verdict"].value_counts()
     lines = [
         "# Ours beside theirs",
         "",
-        ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + ".",
+        count_verdicts(compared),
         "",
         "| table | model | sampling | method | metric | paper | ours | 95 % interval | difference | verdict |",
         "|---|---|---|---|---|---|---|---|---|---|",

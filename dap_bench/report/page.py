@@ -14,7 +14,7 @@ from PIL import ImageOps
 from dap_bench import __version__
 from dap_bench.data.images import BadImage, decode
 from dap_bench.errors import UserError
-from dap_bench.report.compare import command, rank_agreement
+from dap_bench.report.compare import command, count_verdicts, rank_agreement
 from dap_bench.report.layouts import LABELS, METHODS, METRICS, ordered
 from dap_bench.report.redraw import Redraw, stored_samples
 from dap_bench.report.summary import CellRows
@@ -40,7 +40,7 @@ def write_page(
         "better": dict(zip(summary["metric"], summary["better"], strict=True)),
         "groups": list(_groups(summary)),
         "compared": [] if compared is None else _records(_with_commands(compared)),
-        "verdicts": "" if compared is None else _verdicts(compared),
+        "verdicts": "" if compared is None else count_verdicts(compared),
         "taus": [] if compared is None else _records(rank_agreement(compared)),
         "figures": [{"title": title, "src": _data_url(file.read_bytes(), "png")} for title, file in figures.items()],
         "samples": list(_samples(cells, images, device)),
@@ -80,11 +80,6 @@ def _places(part: pd.DataFrame) -> dict[str, int]:
 
 def _with_commands(compared: pd.DataFrame) -> pd.DataFrame:
     return compared.assign(command=[command(line) for _, line in compared.iterrows()])
-
-
-def _verdicts(compared: pd.DataFrame) -> str:
-    counts = compared.drop_duplicates(["model", "method", "sampler", "metric"])["verdict"].value_counts()
-    return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + "."
 
 
 def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[str, Any]]:

@@ -80,6 +80,14 @@ def test_verdicts_by_hand(compared):
     assert found.loc["ar", "difference"] == pytest.approx(0.013)
 
 
+def test_a_cell_that_is_not_whole_is_marked():
+    line = {"model": "vit_t", "method": "ar", "sampler": "balanced", "metric": "deletion", "data": "parquet"}
+    ours = {**line, "mean": 0.187, "low": 0.18, "high": 0.19, "n": 400, "missing": 400}
+    found = compare(pd.DataFrame([ours]), published(PAPER))
+    assert set(found["verdict"]) == {"agrees*", "not measured", "no number"}
+    assert "1 agrees, 0 differs" in markdown(found)
+
+
 def test_rank_agreement_by_hand(compared):
     """Ours: AttR < GMAR < AR, theirs: AttR < GMAR < AR."""
     (line,) = rank_agreement(compared).to_dict("records")
