@@ -45,6 +45,10 @@ def main() -> None:
         sys.exit(130)
     except ERRORS as error:
         _stop(error)
+    except RuntimeError as error:
+        if "srun" not in str(error):
+            raise
+        _stop(UserError("hydra/launcher=slurm needs a machine where Slurm's srun and sbatch are; none are found here."))
     except OSError as error:
         if error.filename is None:
             raise

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from scipy.stats import rankdata, studentized_range
 
-from dap_bench.report.layouts import METHODS, label, ordered
+from dap_bench.report.layouts import METHODS, METRICS, label, ordered
 from dap_bench.report.pictures import overlay
 from dap_bench.report.summary import REFERENCE, CellRows, interval
 
@@ -110,7 +110,7 @@ def _mass(cell: CellRows) -> np.ndarray | None:
 
 def ranks(cells: list[CellRows], path: Path) -> list[Path]:
     """Mean rank of the methods over images, per metric, with Nemenyi's critical difference (5 %)."""
-    metrics = list(dict.fromkeys(metric for cell in cells for metric in cell.info["metrics"]))
+    metrics = ordered({metric for cell in cells for metric in cell.info["metrics"]}, METRICS)
     names = ordered({cell.names["method"] for cell in cells}, METHODS)
     drawn = [(metric, *found) for metric in metrics if (found := mean_ranks(cells, metric)) is not None]
     with rc_context(FONT):
@@ -127,6 +127,7 @@ def ranks(cells: list[CellRows], path: Path) -> list[Path]:
             )
             axes.scatter(best_first, y, color=colours, s=16, zorder=3)
             axes.set_yticks(y, [label(name) for name in best_first.index])
+            axes.set_ylim(-0.5, len(y) - 0.5)
             axes.set(title=f"{label(metric)}, {count} images", xlabel="mean rank (1 is best)")
         for axes in panels[len(drawn) :]:
             axes.set_visible(False)

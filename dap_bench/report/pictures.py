@@ -18,8 +18,8 @@ def overlay(axes: Axes, photo: np.ndarray, heatmap: np.ndarray | None = None) ->
     else:
         axes.imshow(photo.mean(2), cmap="gray", vmin=0, vmax=1)
         axes.imshow(heatmap, cmap=COLOURS, vmin=0, vmax=1, alpha=OPACITY)
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
 
 
 def grid(
