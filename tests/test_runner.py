@@ -96,7 +96,7 @@ def test_kill_9_loses_at_most_a_batch(tmp_path, cache):
     (undisturbed,) = store.cells(tmp_path / "whole")
     arguments = [*common, f"results_dir={tmp_path / 'killed'}"]
     deaths = 0
-    for wanted in (1, 2, 3):
+    for wanted in (1, 3):
         process = subprocess.Popen(
             [sys.executable, "-m", "dap_bench", *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -112,20 +112,6 @@ def test_kill_9_loses_at_most_a_batch(tmp_path, cache):
     ids = [row["sample_id"] for part in cell.parts() for row in store.pq.read_table(part).to_pylist()]
     assert len(ids) == len(set(ids)) == 12
     assert values(cell) == values(undisturbed)
-
-
-def test_ctrl_c_finishes_the_batch_and_says_how_to_go_on(tmp_path, cache):
-    arguments = [*FAST, "sampler.n=60", "method=gradcam", f"results_dir={tmp_path}", f"cache_dir={cache}"]
-    process = subprocess.Popen([sys.executable, "-m", "dap_bench", *arguments], stderr=subprocess.PIPE, text=True)
-    while not list(tmp_path.rglob("part-*.parquet")) and process.poll() is None:
-        time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
-    error = process.communicate()[1]
-    assert process.returncode == 130
-    assert "repeat the same command to go on" in error
-    assert "Traceback" not in error
-    (cell,) = store.cells(tmp_path)
-    assert all(store.pq.read_table(part).num_rows == 3 for part in cell.parts())
 
 
 def test_a_changed_option_never_mixes_with_old_rows(tmp_path, cache):

@@ -1,14 +1,19 @@
 """AFS, attention flow sparsity: the share of the map's mass in its top fraction.
 
 AFS = sum of the top 10 % / sum of all        on the map scaled to 0..1; NaN for a constant map
+
+The curve that is kept has the share of the mass in the top 0, 5, ... 100 %.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dap_bench.metrics.base import Batch, check_options, top_count
+
+POINTS = 20  # intervals of the curve
 
 
 @dataclass(frozen=True)
@@ -26,5 +31,8 @@ class FlowSparsity:
 
     def __call__(self, batch: Batch) -> Tensor:
         values = batch.values(batch.explanation, self.unit, self.upsample).double()
-        top = values.topk(top_count(self.fraction, values.shape[1], self.rounding), dim=1).values
-        return top.sum(1) / values.sum(1)
+        total = values.shape[1]
+        mass = values.sort(dim=1, descending=True).values.cumsum(1)
+        shares = pad(mass / mass[:, -1:], (1, 0))  # of the first 0, 1, ... all
+        batch.keep("afs", [shares[:, round(step * total / POINTS)] for step in range(POINTS + 1)])
+        return shares[:, top_count(self.fraction, total, self.rounding)]

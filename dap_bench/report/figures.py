@@ -1,7 +1,7 @@
 """Figures of the paper, from rows: curves with bands, ranks, layer-wise maps, best and worst cases.
 
-Curves and maps are columns that runs with keep_curves=true keep_maps=true have. Only the pictures of single images
-run a model again, for the few images they show.
+Curves are columns that runs with keep_curves=true have. Only the pictures of single images run a model again, for the
+few images they show.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 from scipy.stats import rankdata, studentized_range
 
 from dap_bench.report.layouts import METHODS, METRICS, label, ordered
@@ -54,18 +55,25 @@ def curves(cells: list[CellRows], path: Path) -> list[Path]:
     names = ordered({cell.names["method"] for cell in cells}, METHODS)
     panels: list[tuple[str, str, str, Callable[[CellRows], np.ndarray | None]]] = [
         ("Deletion", "share of pixels removed", "p(y)", lambda cell: _column(cell, "deletion_curve")),
-        ("Saliency mass", "share of patches, best first", "share of the mass", _mass),
+        ("Saliency mass", "share of the map, best first", "share of the mass", lambda cell: _column(cell, "afs_curve")),
         ("Alignment by layer", "layer", "rank correlation", lambda cell: _column(cell, "lda_curve")),
     ]
+    drawn = [(panel, {cell.names["method"]: panel[3](cell) for cell in cells}) for panel in panels]
+    drawn = [(panel, found) for panel, found in drawn if any(values is not None for values in found.values())]
+    if not drawn:
+        return []
     with rc_context(FONT):
-        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
-        for axes, (title, across, up, values) in zip(figure.subplots(1, 3), panels, strict=True):
-            for cell in sorted(cells, key=lambda cell: names.index(cell.names["method"])):
-                found = values(cell)
-                if found is not None:
-                    x = np.arange(1, found.shape[1] + 1) if across == "layer" else np.linspace(0, 1, found.shape[1])
-                    _band(axes, x, found, style(names, cell.names["method"]), label(cell.names["method"]))
+        figure = Figure(figsize=(2.4 * len(drawn), 3.0), layout="constrained")
+        grid = figure.subplots(1, len(drawn), squeeze=False)[0]
+        for axes, ((title, across, up, _), found) in zip(grid, drawn, strict=True):
+            for name in names:
+                values = found[name]
+                if values is not None:
+                    x = np.arange(1, values.shape[1] + 1) if across == "layer" else np.linspace(0, 1, values.shape[1])
+                    _band(axes, x, values, style(names, name), label(name))
             axes.set(title=title, xlabel=across, ylabel=up)
+            if across == "layer":
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         handles: dict[str, Any] = {}
         for axes in figure.axes:
             handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -92,17 +100,6 @@ def _column(cell: CellRows, name: str) -> np.ndarray | None:
         return None
     kept = [values for values in cell.rows[name] if values is not None and np.ndim(values) == 1]
     return np.array(kept, dtype=float) if kept else None
-
-
-def _mass(cell: CellRows) -> np.ndarray | None:
-    """The share of each map's mass in its most relevant patches, 0 to all of them."""
-    maps = _column(cell, "map")
-    if maps is None:
-        return None
-    scaled = maps - maps.min(1, keepdims=True)
-    scaled = -np.sort(-scaled[scaled.sum(1) > 0], axis=1)
-    share = np.cumsum(scaled, axis=1) / scaled.sum(1, keepdims=True)
-    return np.concatenate([np.zeros((len(share), 1)), share], 1)
 
 
 # ---------------------------------------------------------------------- ranks

@@ -61,6 +61,8 @@ def test_afs_by_hand():
     batch = batch_of([[2.0, 3.0, 4.0, 6.0]])
     assert FlowSparsity(unit="patch")(batch).item() == pytest.approx(1 / 1.75)
     assert FlowSparsity(unit="patch", fraction=0.5)(batch).item() == pytest.approx(1.5 / 1.75)
+    curve = batch.curves["afs"][0]  # 0, 5, ... 100 % of four patches are 0, 0, 0, 1, 1, ... 4 of them
+    assert curve[[0, 2, 5, 10, 15, 20]].tolist() == pytest.approx([0, 0, 1 / 1.75, 1.5 / 1.75, 1, 1])
     # 16 pixels of the nearest heatmap, four for each patch: the top 10 % are two of the four largest
     assert FlowSparsity(unit="pixel")(batch).item() == pytest.approx(2 / 7)
     assert FlowSparsity(unit="pixel", rounding="floor")(batch).item() == pytest.approx(1 / 7)

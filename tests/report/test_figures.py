@@ -35,10 +35,9 @@ def test_cases_are_picked_by_rule(results):
     assert figures.best_and_worst(dap, "deletion", 2) == (["s0", "s2"], ["s1", "s2"])
 
 
-def test_saliency_mass():
-    rows = pd.DataFrame({"map": [[0.0, 1.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0], None]})
-    # sorted 2 1 1 0, of 4; the constant map has no mass and is left out
-    np.testing.assert_allclose(figures._mass(figures.CellRows({}, {}, rows, None)), [[0, 0.5, 0.75, 1, 1]])
+def test_without_curves_there_is_no_figure_of_them(tmp_path):
+    cell(tmp_path, "dap", [0.1, 0.3, 0.2])
+    assert figures.curves(load_rows(tmp_path), tmp_path / "figure") == []
 
 
 def test_figures_are_written_and_repeatable(results, tmp_path):
