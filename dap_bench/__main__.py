@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -27,12 +28,21 @@ def cell(cfg: DictConfig) -> None:
     if names["model"] == "timm":  # rows should say which one
         names["model"] = str(cfg.model.tag)
     try:
-        runner.run(cfg, names, list(job.overrides.task))
+        runner.run(cfg, names, _asked(job))
     except ERRORS as error:
         if job.mode == RunMode.MULTIRUN:
             logging.getLogger(__name__).error("%s", sentence(error))
             raise
         _stop(error)
+
+
+def _asked(job: Any) -> list[str]:
+    """The arguments that ask for this cell alone."""
+    folders = [source.path for source in job.runtime.config_sources if source.provider == "command-line"]
+    here = [os.path.relpath(folder) for folder in folders]
+    task = list(job.overrides.task)
+    single = job.mode == RunMode.RUN and any(text.startswith("experiment=") for text in task)  # an experiment sweeps
+    return [*(part for folder in here for part in ("--config-dir", folder)), *task, *["hydra.mode=RUN"] * single]
 
 
 def main() -> None:

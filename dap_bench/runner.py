@@ -75,8 +75,8 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = ()) -
 
 def command(overrides: Sequence[str]) -> str:
     """The command that computes a cell, without what says only where and how fast."""
-    aside = ("shard", "overwrite", "device", "batch_size", "chunk_size", "workers", "results_dir", "cache_dir", "hydra")
-    kept = [text for text in overrides if text.lstrip("+~").split("=")[0].split(".")[0].split("/")[0] not in aside]
+    aside = ("shard", "overwrite", "device", "batch_size", "chunk_size", "workers", "cache_dir")
+    kept = [text for text in overrides if text.lstrip("+~").split("=")[0] not in aside]
     return shlex.join(["python", "-m", "dap_bench", *kept])
 
 

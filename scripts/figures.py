@@ -6,12 +6,14 @@ need the images in the cache, and the model: they show the ids in `images`, or D
 
 from pathlib import Path
 
+from dap_bench.errors import UserError
 from dap_bench.report import figures
 from dap_bench.report.command import command
-from dap_bench.report.layouts import METHODS, ordered
+from dap_bench.report.layouts import ABLATION, METHODS, ordered
 from dap_bench.report.redraw import Redraw
-from dap_bench.report.summary import REFERENCE, load_rows
+from dap_bench.report.summary import REFERENCE, load_rows, require_like
 
+ABLATIONS = {*ABLATION, "dap_source"} - {REFERENCE}
 LAYER_METHODS = ("ar", "gmar", "gradcam", REFERENCE)
 
 
@@ -19,26 +21,33 @@ LAYER_METHODS = ("ar", "gmar", "gradcam", REFERENCE)
 def main(results: str, out: str, data: str, model: str, sampler: str, images: str, device: str) -> None:
     cells = load_rows(results, data)
     names = next((c.names for c in cells if c.names["method"] == REFERENCE), cells[0].names)
-    model, sampler = model or names["model"], sampler or names["sampler"]
-    group = [c for c in cells if (c.names["model"], c.names["sampler"]) == (model, sampler)]
+    model, sampler, data = model or names["model"], sampler or names["sampler"], data or names["data"]
+    group = [c for c in cells if (c.names["model"], c.names["sampler"], c.names["data"]) == (model, sampler, data)]
+    if not group:
+        raise UserError(f"{results} has no rows of {model} {sampler} {data}.")
+    require_like(group)
     folder, stem = Path(out), f"{model}-{sampler}"
-    main_cells = [cell for cell in group if not cell.names["method"].startswith(f"{REFERENCE}_")]  # not the ablation
+    main_cells = [cell for cell in group if cell.names["method"] not in ABLATIONS]
     written = figures.curves(main_cells, folder / f"curves-{stem}")
     written += figures.ranks(main_cells, folder / f"ranks-{stem}")
     group.sort(key=lambda cell: cell.names["method"] != REFERENCE)  # its rows say which images are shown
     redraw = Redraw.of(group, device) if group[0].names["method"] == REFERENCE else None
-    if redraw is not None:
+    if redraw is not None and "tcc" in group[0].info["metrics"]:
         best, worst = figures.best_and_worst(group[0])
         methods = ordered({cell.names["method"] for cell in main_cells}, METHODS)
         layered = [*LAYER_METHODS, *(method for method in methods if method not in METHODS)]
         for name in images.split(",") if images else [best[0], worst[0]]:
             photo, maps = redraw.layers(name, layered)
-            written += figures.layer_maps(photo, maps, redraw.title(name), folder / f"layers-{stem}-{Path(name).stem}")
+            written += figures.layer_maps(
+                photo, maps, redraw.title(name), folder / f"layers-{stem}-{name.replace('/', '_')}"
+            )
         for kind, picked in (("best", best), ("worst", worst)):
             rows = [(redraw.title(name), *redraw.heatmaps(name, methods)) for name in picked]
             written += figures.cases(rows, folder / f"cases-{kind}-{stem}")
     else:
-        print("no pictures of single images: they need rows of dap, their images in the cache, and the weights")
+        print(
+            "no pictures of single images: they need rows of dap with tcc, their images in the cache, and the weights"
+        )
     for path in written:
         print(f"wrote {path}")
 

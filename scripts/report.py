@@ -24,7 +24,9 @@ from dap_bench.report.summary import load_rows, summarize
 def main(results: str, paper: str, figures: str, out: str, data: str, images: str, device: str) -> None:
     summary = summarize(results, data)
     compared = compare(summary, published(paper)) if Path(paper).is_dir() else None
-    pictures = {file.stem.replace("-", " "): file for file in sorted(Path(figures).glob("*.png"))}
+    groups = {f"-{model}-{sampler}" for model, sampler in summary[["model", "sampler"]].to_numpy()}
+    files = [file for file in sorted(Path(figures).glob("*.png")) if any(group in file.stem for group in groups)]
+    pictures = {file.stem.replace("-", " "): file for file in files}
     path = write_page(Path(out), load_rows(results, data), summary, compared, pictures, int(images), device)
     print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB: open it in a browser")
 

@@ -60,9 +60,13 @@ def test_your_own_method_from_a_folder_outside_the_project(tmp_path, tmp_path_fa
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
     assert [row["method"] for row in data["groups"][0]["rows"]] == ["dap", "norms"]
     assert all(set(sample["methods"]) == {"dap", "norms"} and sample["photo"] for sample in data["samples"])
-    assert {cell["command"] for cell in data["cells"]} == {
-        f"python -m dap_bench method={method} sampler.n=24" for method in ("dap", "norms")
+    commands = {cell["command"] for cell in data["cells"]}
+    assert commands == {
+        f"python -m dap_bench --config-dir my_conf method={method} sampler.n=24" for method in ("dap", "norms")
     }
+    again = [sys.executable, *max(commands).split()[1:]]
+    done = subprocess.run(again, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, "n=24, failed=0" in done.stdout) == (0, True)  # it is the same cell, and is there already
 
 
 def test_the_library_example_runs():

@@ -70,7 +70,7 @@ class DecisionAlignment:
         references = self.references(batch, maps.shape[1])
         used = slice(None if self.layers == "all" else -1)
         rhos = [
-            SIMILARITIES[self.similarity](self._values(batch, each), self._values(batch, reference))
+            self._similarity(self._values(batch, each), self._values(batch, reference))
             for each, reference in zip(maps.unbind(1)[used], references[used], strict=True)
         ]
         return batch.keep("lda", rhos).mean(1)
@@ -101,6 +101,10 @@ class DecisionAlignment:
         if self.reference == "last_attention":
             return [batch.vit.trace(batch.images).attention[-1].mean(1)[:, 0, 1:]] * depth
         return [batch.explanation.maps] * depth
+
+    def _similarity(self, a: Tensor, b: Tensor) -> Tensor:
+        constant = (a.amax(1) == a.amin(1)) | (b.amax(1) == b.amin(1))
+        return SIMILARITIES[self.similarity](a, b).masked_fill(constant, torch.nan)
 
     def _values(self, batch: Batch, maps: Tensor) -> Tensor:
         as_explained = Explanation(maps, batch.vit.grid, upsample=batch.explanation.upsample)

@@ -1,6 +1,6 @@
 """Our numbers beside the published ones."""
 
-from math import sqrt
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +9,11 @@ from scipy.stats import kendalltau
 
 from dap_bench.errors import UserError
 from dap_bench.report.layouts import label
-from dap_bench.report.tables import escape, one_source
+from dap_bench.report.tables import escape, older, one_source
 
 KEY = ["model", "method", "sampler", "metric"]
 ROUNDING = 0.0005  # of the published numbers
+IMAGES = 800  # that they are means of
 
 
 def published(folder: str | Path = "results/paper") -> pd.DataFrame:
@@ -32,26 +33,55 @@ def published(folder: str | Path = "results/paper") -> pd.DataFrame:
 def compare(summary: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
     """Every published number with ours, the difference and a verdict.
 
-    The paper's images are another random draw of the same size, so the difference of two means varies by sqrt(2) times
+    The paper's images are another random draw, of 800, so the difference of two means varies by sqrt(1 + n/800) times
     what ours does: `agrees` if it is within that 95 % interval and the rounding of print, else `differs`. An asterisk
-    marks a verdict on a cell that is not whole yet.
+    marks a verdict on a cell that is not whole, a dagger one on rows of another version.
     """
     ours = summary[summary["model"].isin(set(paper["model"]))]
     one_source(ours)
-    found = paper.merge(ours[[*KEY, "mean", "low", "high", "n", "missing", "data"]], how="left", on=KEY)
+    columns = ["mean", "low", "high", "n", "missing", "failed", "version", "command"]
+    found = paper.merge(ours[[*KEY, *columns]], how="left", on=KEY)
     found["difference"] = found["mean"] - found["published"]
-    allowed = sqrt(2) * (found["high"] - found["low"]) / 2 + ROUNDING
+    allowed = np.sqrt(1 + found["n"] / IMAGES) * (found["high"] - found["low"]) / 2 + ROUNDING
     verdict = (found["difference"].abs() <= allowed).map({True: "agrees", False: "differs"})
+    verdict = verdict.where(allowed.notna(), "too few images")
     found["verdict"] = verdict.where(found["mean"].notna(), "not measured").where(
         found["published"].notna(), "no number"
     )
-    found["verdict"] += np.where(found["mean"].notna() & (found["missing"] > 0), "*", "")
+    partial = (found["missing"] > 0) | (found["failed"] > 0)
+    found["verdict"] += np.where(found["mean"].notna() & partial, "*", "")
+    found["verdict"] += np.where(found["mean"].notna() & older(found), "†", "")
+    found["command"] = _commands(found, ours)
     return found
 
 
 def command(line: pd.Series) -> str:
-    """What would fill a cell that is not measured."""
+    """What computes a cell of the paper."""
     return f"python -m dap_bench model={line['model']} method={line['method']} sampler={line['sampler']}"
+
+
+def _commands(found: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
+    """For each line what computes its cell, as the model's other cells were computed where there are some."""
+    like = ours[ours["command"] != ""].groupby("model")["command"].first().to_dict()
+    having = set(zip(ours["model"], ours["method"], ours["sampler"], strict=True))
+    commands = []
+    for _, line in found.iterrows():
+        key = (line["model"], line["method"], line["sampler"])
+        if pd.notna(line["command"]) and line["command"]:
+            commands.append(line["command"])
+            continue
+        text = command(line)
+        if line["model"] in like:
+            kept = [
+                part
+                for part in shlex.split(like[line["model"]])
+                if part.split("=")[0] not in ("method", "sampler", "name")
+            ]
+            text = shlex.join([*kept, f"method={line['method']}", f"sampler={line['sampler']}"])
+        if key in having:  # it has rows, of other metrics
+            text += "  # with metric=paper, after removing the rows it has"
+        commands.append(text)
+    return commands
 
 
 def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
@@ -66,7 +96,7 @@ def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_verdicts(compared: pd.DataFrame) -> str:
-    counts = compared.drop_duplicates(KEY)["verdict"].str.rstrip("*").value_counts()
+    counts = compared.drop_duplicates(KEY)["verdict"].str.rstrip("*†").value_counts()
     return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + "."
 
 
@@ -78,8 +108,8 @@ def markdown(compared: pd.DataFrame) -> str:
         "",
         count_verdicts(compared),
         "",
-        "| table | model | sampling | method | metric | paper | ours | 95 % interval | difference | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| table | model | sampling | method | metric | paper | ours | 95 % interval | images | difference | verdict |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for _, line in measured.iterrows():
         cells = [
@@ -93,6 +123,7 @@ def markdown(compared: pd.DataFrame) -> str:
             _number(line["published"]),
             _number(line["mean"]),
             f"{_number(line['low'])} to {_number(line['high'])}",
+            f"{line['n']:.0f}",
         ]
         cells += [_number(line["difference"], "+.3f"), line["verdict"]]
         lines.append("| " + " | ".join(cells) + " |")
@@ -107,7 +138,7 @@ def markdown(compared: pd.DataFrame) -> str:
         ]
         for _, line in taus.iterrows():
             names = [label(line["model"]), label(line["sampler"]), label(line["metric"])]
-            lines.append("| " + " | ".join([*names, f"{line['tau']:.2f}", str(line["methods"])]) + " |")
+            lines.append("| " + " | ".join([*names, _number(line["tau"], ".2f"), str(line["methods"])]) + " |")
     commands = missing_commands(compared)
     if commands:
         lines += ["", "## Not measured yet", "", "These commands fill what is missing:", "", "```sh", *commands, "```"]
@@ -128,7 +159,7 @@ def latex(compared: pd.DataFrame) -> str:
             _number(line["published"]),
             _number(line["mean"]) + bounds,
             f"${_number(line['difference'], '+.3f')}$",
-            line["verdict"],
+            line["verdict"].replace("†", r"$^\dagger$"),
         ]
         lines.append(" & ".join([*names, *numbers]) + r" \\")
     lines += [r"\bottomrule", r"\end{longtable}"]
@@ -137,7 +168,7 @@ def latex(compared: pd.DataFrame) -> str:
         lines += _long("lllrr", r"Model & Sampling & Metric & Kendall's $\tau$ & Methods")
         for _, line in taus.iterrows():
             names = [escape(label(line[name])) for name in ("model", "sampler", "metric")]
-            lines.append(" & ".join([*names, f"${line['tau']:.2f}$", str(line["methods"])]) + r" \\")
+            lines.append(" & ".join([*names, f"${_number(line['tau'], '.2f')}$", str(line["methods"])]) + r" \\")
         lines += [r"\bottomrule", r"\end{longtable}"]
     lines += [r"\endgroup", *(f"% {text}" for text in missing_commands(compared))]
     return "\n".join(lines) + "\n"
@@ -149,7 +180,7 @@ def _long(shape: str, titles: str) -> list[str]:
 
 def missing_commands(compared: pd.DataFrame) -> list[str]:
     """What would fill the cells that are not measured."""
-    return sorted({command(line) for _, line in compared[compared["verdict"] == "not measured"].iterrows()})
+    return sorted(set(compared.loc[compared["verdict"] == "not measured", "command"]))
 
 
 def _number(value: float, form: str = ".3f") -> str:

@@ -31,7 +31,7 @@ FONT: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": Fals
 def save(figure: Figure, path: Path) -> list[Path]:
     """As PDF and PNG, without a date in it, so that the same rows give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_suffix(".pdf"), path.with_suffix(".png")]
+    written = [path.with_name(f"{path.name}.{kind}") for kind in ("pdf", "png")]  # a model's name may have dots
     figure.savefig(written[0], metadata={"CreationDate": None})
     figure.savefig(written[1], dpi=200, metadata={"Software": None})
     return written
@@ -44,7 +44,11 @@ def style(names: Sequence[str], name: str) -> dict[str, Any]:
     others = [each for each in names if each != REFERENCE]
     colours = [colour for colour in COLOURS if colour != COLOURS[1]]
     at = others.index(name)
-    return {"color": colours[at % len(colours)], "linestyle": STYLES[at % len(STYLES)], "linewidth": 1.2}
+    return {
+        "color": colours[at % len(colours)],
+        "linestyle": STYLES[(at + at // len(colours)) % len(STYLES)],
+        "linewidth": 1.2,
+    }
 
 
 # ---------------------------------------------------------------------- curves
@@ -58,6 +62,7 @@ def curves(cells: list[CellRows], path: Path) -> list[Path]:
         ("Saliency mass", "share of the map, best first", "share of the mass", lambda cell: _column(cell, "afs_curve")),
         ("Alignment by layer", "layer", "rank correlation", lambda cell: _column(cell, "lda_curve")),
     ]
+    shown = {cell.names["method"]: label(cell.names["method"]) + cell.mark for cell in cells}
     drawn = [(panel, {cell.names["method"]: panel[3](cell) for cell in cells}) for panel in panels]
     drawn = [(panel, found) for panel, found in drawn if any(values is not None for values in found.values())]
     if not drawn:
@@ -70,17 +75,17 @@ def curves(cells: list[CellRows], path: Path) -> list[Path]:
                 values = found[name]
                 if values is not None:
                     x = np.arange(1, values.shape[1] + 1) if across == "layer" else np.linspace(0, 1, values.shape[1])
-                    _band(axes, x, values, style(names, name), label(name))
+                    _band(axes, x, values, style(names, name), shown[name])
             axes.set(title=title, xlabel=across, ylabel=up)
             if across == "layer":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         handles: dict[str, Any] = {}
         for axes in figure.axes:
             handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-        shown = [label(name) for name in names if label(name) in handles]
+        texts = [shown[name] for name in names if shown[name] in handles]
         figure.legend(
-            [handles[text] for text in shown],
-            shown,
+            [handles[text] for text in texts],
+            texts,
             loc="outside lower center",
             ncols=5,
             frameon=False,
@@ -110,9 +115,12 @@ def ranks(cells: list[CellRows], path: Path) -> list[Path]:
     metrics = ordered({metric for cell in cells for metric in cell.info["metrics"]}, METRICS)
     names = ordered({cell.names["method"] for cell in cells}, METHODS)
     drawn = [(metric, *found) for metric in metrics if (found := mean_ranks(cells, metric)) is not None]
+    if not drawn:
+        return []
+    marks = {cell.names["method"]: cell.mark for cell in cells}
     with rc_context(FONT):
-        columns = min(3, max(1, len(drawn)))
-        rows = -(-max(1, len(drawn)) // columns)
+        columns = min(3, len(drawn))
+        rows = -(-len(drawn) // columns)
         figure = Figure(figsize=(2.4 * columns, rows * (0.9 + 0.17 * len(names))), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, (metric, found, difference, count) in zip(panels, drawn, strict=False):
@@ -123,7 +131,7 @@ def ranks(cells: list[CellRows], path: Path) -> list[Path]:
                 y, best_first - difference / 2, best_first + difference / 2, color=colours, linewidth=3, alpha=0.4
             )
             axes.scatter(best_first, y, color=colours, s=16, zorder=3)
-            axes.set_yticks(y, [label(name) for name in best_first.index])
+            axes.set_yticks(y, [label(name) + marks[name] for name in best_first.index])
             axes.set_ylim(-0.5, len(y) - 0.5)
             axes.set(title=f"{label(metric)}, {count} images", xlabel="mean rank (1 is best)")
         for axes in panels[len(drawn) :]:

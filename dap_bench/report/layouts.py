@@ -1,6 +1,7 @@
 """The paper's tables as data: which rows and columns, in which order, under which names.
 
-Names that are not listed here (a user's own method, model or metric) are shown as they are, after the listed ones.
+Methods and models that are not listed here are shown by their names, after the listed ones; the summary and the page
+show every metric.
 """
 
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ class Layout:
     metrics: tuple[str, ...]
     models: tuple[str, ...] = MODELS
     samplers: tuple[str, ...] = SAMPLERS
-    open: bool = True  # are methods and models that the paper does not have added
+    open: bool = True  # are methods and models of one's own added
 
 
 TABLES = {

@@ -39,15 +39,15 @@ def write_page(
         "labels": LABELS,
         "better": dict(zip(summary["metric"], summary["better"], strict=True)),
         "groups": list(_groups(summary)),
-        "compared": [] if compared is None else _records(_with_commands(compared)),
+        "compared": [] if compared is None else _records(compared),
         "verdicts": "" if compared is None else count_verdicts(compared),
         "taus": [] if compared is None else _records(rank_agreement(compared)),
         "figures": [{"title": title, "src": _data_url(file.read_bytes(), "png")} for title, file in figures.items()],
         "samples": list(_samples(cells, images, device)),
         "cells": [_cell(cell) for cell in cells],
     }
-    # "</" would end the script that holds the data, whatever a class or a method is called
-    text = json.dumps(_plain(content), allow_nan=False).replace("</", "<\\/")
+    # whatever a class or a method is called, it cannot end the script that holds the data
+    text = json.dumps(_plain(content), allow_nan=False).replace("<", "\\u003c")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(Path(__file__).with_name("page.html").read_text().replace("/*DATA*/", text))
     return path
@@ -68,7 +68,8 @@ def _groups(summary: pd.DataFrame) -> Iterator[dict[str, Any]]:
             columns = ["mean", "low", "high", "nan", "p", "effect", "pairs"]
             values = {m: {**lines.loc[m, columns].to_dict(), "place": places[m].get(method, 0)} for m in lines.index}
             counts = lines.iloc[0][["n", "failed", "missing", "fallback"]].to_dict()
-            rows.append({"method": method, "values": values, **counts})
+            version = str(lines.iloc[0]["version"])
+            rows.append({"method": method, "values": values, **counts, "version": version})
         yield {**names, "id": _group_id(names), "metrics": metrics, "rows": rows}
 
 
@@ -76,10 +77,6 @@ def _places(part: pd.DataFrame) -> dict[str, int]:
     """1 for the best method of a metric, 2 for the second."""
     order = part.set_index("method")["mean"].rank(method="dense", ascending=part["better"].iloc[0] == "lower")
     return {str(method): int(place) for method, place in order.items() if place in (1, 2)}
-
-
-def _with_commands(compared: pd.DataFrame) -> pd.DataFrame:
-    return compared.assign(command=[command(line) for _, line in compared.iterrows()])
 
 
 def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[str, Any]]:
@@ -91,12 +88,13 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
         order = ordered({cell.names["method"] for cell in members}, METHODS)
         members.sort(key=lambda cell: order.index(cell.names["method"]))
         photos = _photos(members[0])
-        bare = [cell for cell in members if "map" not in cell.rows]
+        bare = [c for c in members if "map" not in c.rows or c.rows.loc[c.rows["status"] == "ok", "map"].isna().any()]
         redraw = Redraw.of(bare, device) if bare and count else None
         tables = [(cell, cell.rows[cell.rows["status"] == "ok"].set_index("sample_id")) for cell in members]
         for name, row in tables[0][1].head(count).iterrows():
             maps = redraw.maps(str(name)) if redraw else {}
-            maps |= {c.names["method"]: t.loc[name, "map"] for c, t in tables if name in t.index and "map" in t}
+            stored = {c.names["method"]: t.loc[name, "map"] for c, t in tables if name in t.index and "map" in t}
+            maps |= {method: found for method, found in stored.items() if found is not None and np.ndim(found) == 1}
             if not maps:
                 break
             patches = len(next(iter(maps.values())))

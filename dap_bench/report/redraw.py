@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from omegaconf import OmegaConf
 
@@ -29,8 +30,9 @@ class Redraw:
 
     def __init__(self, cells: Sequence[CellRows], samples: SampleSet, device: str) -> None:
         self.samples = samples
-        self.rows = cells[0].rows.set_index("sample_id")
-        self.metrics = list(cells[0].info["metrics"])
+        rows = pd.concat([cell.rows for cell in cells])
+        rows = rows[rows["status"] == "ok"]
+        self.rows = rows.drop_duplicates("sample_id").set_index("sample_id")
         self.vit = config.instantiate(OmegaConf.create(cells[0].info["config"]["model"]), device=device)
         self.configs = {cell.names["method"]: cell.info["config"]["method"] for cell in cells}
 
@@ -59,38 +61,47 @@ class Redraw:
     def title(self, name: str) -> str:
         row = self.rows.loc[name]
         predicted = self.vit.class_name(int(row["predicted"]))
-        return f"{predicted}\nTCC {row['tcc']:.2f}" if "tcc" in self.metrics else predicted
+        return f"{predicted}\nTCC {row['tcc']:.2f}" if pd.notna(row.get("tcc")) else predicted
 
     def layers(self, name: str, methods: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The photo, and the heatmaps [L,H,W] as far as each layer of every method that has them."""
         image, classes = self._input(name)
         found = {}
         for method, explain in self._explainers(methods):
-            out = explain(self.vit, image, classes, layers=True)
-            if out.layers is not None:
+            out = self._explain(method, explain, image, classes, layers=True)
+            if out is not None and out.layers is not None:
                 found[method] = self._heatmaps(Explanation(out.layers[0], out.grid, upsample=out.upsample))
         return self._photo(image), found
 
     def heatmaps(self, name: str, methods: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The photo, and each method's heatmap [H,W]."""
         image, classes = self._input(name)
-        maps = {m: self._heatmaps(explain(self.vit, image, classes))[0] for m, explain in self._explainers(methods)}
-        return self._photo(image), maps
+        found = {m: self._explain(m, explain, image, classes) for m, explain in self._explainers(methods)}
+        return self._photo(image), {m: self._heatmaps(out)[0] for m, out in found.items() if out is not None}
 
     def maps(self, name: str) -> dict[str, list[float]]:
         """The patch map of every cell's method."""
         image, classes = self._input(name)
         with self.vit.shared_traces():
-            found = self._explainers(list(self.configs))
-            return {method: explain(self.vit, image, classes).maps[0].tolist() for method, explain in found}
+            made = self._explainers(list(self.configs))
+            found = {method: self._explain(method, explain, image, classes) for method, explain in made}
+        return {method: out.maps[0].tolist() for method, out in found.items() if out is not None}
+
+    def _explain(self, method: str, explain: Any, image: torch.Tensor, classes: torch.Tensor, **options: bool) -> Any:
+        """None where it raises: the row of this image says so too."""
+        try:
+            return explain(self.vit, image, classes, **options)
+        except Exception as error:
+            log.warning("%s is left out of a picture: %s: %s", method, type(error).__name__, error)
+            return None
 
     def _explainers(self, methods: Sequence[str]) -> list[tuple[str, Any]]:
         made = [(method, self.explainer(method)) for method in methods]
         return [(method, explain) for method, explain in made if explain is not None]
 
     def _input(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        if name not in self.samples.ids:
-            raise UserError(f"{name} is not an image of these rows.")
+        if name not in self.samples.ids or name not in self.rows.index:
+            raise UserError(f"{name} is not an image that these rows have measured.")
         data, _ = self.samples.read([self.samples.ids.index(name)])[0]
         image = self.vit.transform(decode(data))[None].to(self.vit.parameter.device)
         return image, torch.tensor([int(self.rows.loc[name, "predicted"])], device=image.device)

@@ -8,6 +8,8 @@ from statistics import mean
 from dap_bench import store
 from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS, label, ordered
 
+IMAGES = 800  # of a cell of the paper
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -24,7 +26,9 @@ class Progress:
     def state(self) -> str:
         if self.done < self.n:
             return f"{self.done}/{self.n}" if self.done else "missing"
-        return f"{self.failed} failed" if self.failed else "done"
+        if self.failed:
+            return f"{self.failed} failed"
+        return "done" if self.n == IMAGES else f"done, n={self.n}"
 
     def __str__(self) -> str:
         where = f" (shard {', '.join(self.shards)})" if self.shards else ""
@@ -39,7 +43,8 @@ def progress(results: str | Path = "results/runs") -> list[Progress]:
             info, rows = cell.info, cell.rows()
             names = {name: str(info[name]) for name in store.NAMES}
             ok = [row["seconds"] for row in rows if row["status"] == "ok" and row["seconds"] is not None]
-            shards = tuple(missing_shards(Path(results), info, {row["sample_id"] for row in rows}))
+            # RESULTS/model/method/data-sampler/fingerprint
+            shards = tuple(missing_shards(cell.folder.parents[3], info, {row["sample_id"] for row in rows}))
             failed = len([row for row in rows if row["status"] != "ok"])
             found.append(Progress(names, int(info["n"]), len(rows), failed, mean(ok) if ok else None, shards))
         except (OSError, ValueError, KeyError, TypeError):
@@ -58,6 +63,8 @@ def missing_shards(results: Path, info: dict[str, object], having: set[str]) -> 
         return []
     with manifest.open(newline="") as file:
         ids = [line["sample_id"] for line in csv.DictReader(line for line in file if not line.startswith("#"))]
+    if len(ids) != info.get("n"):
+        return []
     return [f"{at + 1}/{count}" for at in range(count) if not having.issuperset(ids[at::count])]
 
 
@@ -100,7 +107,7 @@ def _left(cells: list[Progress], missing: set[tuple[str, str, str]]) -> list[str
         alike = [c for c in cells if c.seconds is not None and (c.names["model"], c.names["method"]) == (model, method)]
         alike = alike or [c for c in cells if c.seconds is not None and c.names["model"] == model]
         if alike:
-            left += mean(c.seconds * c.n for c in alike if c.seconds is not None)
+            left += IMAGES * mean(c.seconds for c in alike if c.seconds is not None)
         unknown += not alike
     if part or len(missing) > unknown:
         lines.append(f"About {_duration(left)} left in one process, at the speed of the rows so far.")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import bootstrap, rankdata, wilcoxon
 
-from dap_bench import store
+from dap_bench import __version__, store
 from dap_bench.errors import UserError
 
 CELL = ["data", "sampler", "model", "method"]
@@ -31,6 +31,12 @@ class CellRows:
         """Of the dap_bench that made the rows."""
         return str(self.info.get("identity", {}).get("versions", {}).get("dap-bench", "unknown"))
 
+    @property
+    def mark(self) -> str:
+        """* where images failed or are not computed yet, a dagger where another version of dap_bench made the rows."""
+        whole = (self.rows["status"] == "ok").sum() == self.info["n"]
+        return ("" if whole else "*") + ("" if self.version == __version__ else "†")
+
     def values(self, metric: str) -> pd.Series:
         """The metric's value of every image that was measured, NaN where it is not defined."""
         ok = self.rows[self.rows["status"] == "ok"]
@@ -47,8 +53,9 @@ def load_rows(results: str | Path = "results/runs", data: str = "") -> list[Cell
             found_rows = cell.rows()
             extra = sorted({name for row in found_rows for name in row} - {*store.COLUMNS.names, *info["metrics"]})
             rows = pd.DataFrame(found_rows, columns=[*store.COLUMNS.names, *info["metrics"], *extra])
+            rows = rows.sort_values("sample_id", ignore_index=True)  # in whatever order they were computed
             complete = {"n", "fingerprint"} <= set(info)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             complete = False
         if not complete:
             raise UserError(f"{cell.folder}/cell.json is damaged or of another version; remove that folder.")
@@ -66,6 +73,24 @@ def load_rows(results: str | Path = "results/runs", data: str = "") -> list[Cell
     return list(found.values())
 
 
+def require_like(cells: list[CellRows]) -> None:
+    """Methods are compared on the same images, by the same model and the same metrics, or not at all."""
+    first: dict[tuple[str, ...], tuple[Any, CellRows]] = {}
+    for cell in cells:
+        identity = cell.info.get("identity", {})
+        group = tuple(cell.names[name] for name in CELL[:3])
+        conditions = {(*group, key): identity.get(key) for key in ("samples", "model", "precision")}
+        metrics = identity.get("metric", {})
+        conditions |= {(*group, f"metric {name}"): options for name, options in metrics.items()}
+        for key, value in conditions.items():
+            known, other = first.setdefault(key, (value, cell))
+            if known != value:
+                raise UserError(
+                    f"{other.folder} and {cell.folder} cannot be compared: they differ in {key[-1]}; "
+                    "move one to another folder, or run it again with the other's options."
+                )
+
+
 def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFrame:
     """One line per cell and metric, of all cells below a folder or of those of one data source.
 
@@ -76,6 +101,7 @@ def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFr
     metric; `effect` the rank-biserial correlation of the pairs, positive where DAP is better.
     """
     cells = load_rows(results, data)
+    require_like(cells)
     lines = [line for cell in cells for line in _lines(cell)]
     table = pd.DataFrame(lines).sort_values([*CELL, "metric"], ignore_index=True)
     return table.merge(_tests(cells), how="left", on=[*CELL, "metric"])
@@ -100,6 +126,7 @@ def _lines(cell: CellRows) -> Iterator[dict[str, Any]]:
             "missing": cell.info["n"] - len(cell.rows),
             "fallback": int((cell.rows["fallback"] == True).sum()),  # noqa: E712  null is neither
             "version": cell.version,
+            "command": cell.info.get("command", ""),
             "fingerprint": cell.info["fingerprint"],
         }
 
@@ -110,7 +137,9 @@ def interval(values: np.ndarray) -> tuple[float, float]:
         return np.nan, np.nan
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
-    found = bootstrap((values,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(SEED))
+    batch = max(1, 10**7 // len(values))  # bounds memory
+    random = np.random.default_rng(SEED)
+    found = bootstrap((values,), np.mean, n_resamples=2000, batch=batch, method="percentile", rng=random)
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 

@@ -22,12 +22,17 @@ PACKAGES = ("multirow", "graphicx")
 
 
 def write_tables(summary: pd.DataFrame, folder: Path, ci: bool = False) -> list[Path]:
-    """The paper's tables and one of localisation, as far as there are rows for them; each may be \\input."""
+    """The paper's tables and one of localisation, as far as there are rows for them; each may be \\input.
+
+    A table of an earlier time that has no rows any more is removed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, layout in {**TABLES, "localisation": localisation(summary)}.items():
         text = latex(summary, layout, ci)
-        if text is not None:
+        if text is None:
+            (folder / f"{name}.tex").unlink(missing_ok=True)
+        else:
             (folder / f"{name}.tex").write_text(text)
             written.append(folder / f"{name}.tex")
     return written
@@ -89,8 +94,8 @@ def latex(summary: pd.DataFrame, layout: Layout, ci: bool = False) -> str | None
 
 
 def one_source(part: pd.DataFrame) -> None:
-    """Rows of two data sources for one cell of a table are named, not mixed."""
-    sources = part.groupby(["model", "method", "sampler"])["data"].unique()
+    """Rows of two data sources in one block of a table are named, not mixed."""
+    sources = part.groupby(["model", "sampler"])["data"].unique()
     for key, names in sources.items():
         if len(names) > 1:
             raise UserError(

@@ -97,6 +97,12 @@ def test_lda_by_hand():
     assert lda(similarity="overlap")(batch).item() == pytest.approx((0 + 0 + 1) / 3)  # the top one of four
 
 
+def test_lda_of_a_constant_layer_has_no_value():
+    for similarity in ("spearman", "pearson", "cosine", "overlap"):
+        batch = batch_of([[1.0, 2.0, 3.0, 4.0]], layers=[[[1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 3.0, 4.0]]])
+        assert torch.isnan(lda(similarity=similarity)(batch)).all(), similarity
+
+
 def test_lda_without_layer_maps_has_no_value():
     assert torch.isnan(lda()(batch_of([[1.0, 2.0, 3.0, 4.0]]))).all()
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dap_bench.report.compare import command, compare, latex, markdown, published, rank_agreement
+from dap_bench import __version__
+from dap_bench.report.compare import compare, latex, markdown, published, rank_agreement
 
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 
@@ -59,6 +60,9 @@ def compared():
             "high": high,
             "n": 800,
             "missing": 0,
+            "failed": 0,
+            "version": __version__,
+            "command": f"python -m dap_bench experiment=reference method={method} sampler=balanced",
         }
 
     # published: AR 0.187, AttR 0.112, GMAR 0.185
@@ -82,10 +86,25 @@ def test_verdicts_by_hand(compared):
 
 def test_a_cell_that_is_not_whole_is_marked():
     line = {"model": "vit_t", "method": "ar", "sampler": "balanced", "metric": "deletion", "data": "parquet"}
-    ours = {**line, "mean": 0.187, "low": 0.18, "high": 0.19, "n": 400, "missing": 400}
+    ours = {**line, "mean": 0.187, "low": 0.18, "high": 0.19, "n": 400, "missing": 400, "failed": 0}
+    ours |= {"version": "0.0.9", "command": ""}
     found = compare(pd.DataFrame([ours]), published(PAPER))
-    assert set(found["verdict"]) == {"agrees*", "not measured", "no number"}
+    assert set(found["verdict"]) == {"agrees*†", "not measured", "no number"}
     assert "1 agrees, 0 differs" in markdown(found)
+    found = compare(pd.DataFrame([{**ours, "missing": 0, "failed": 7, "version": __version__}]), published(PAPER))
+    assert set(found["verdict"]) == {"agrees*", "not measured", "no number"}
+
+
+def test_a_verdict_takes_the_number_of_images_into_account():
+    """200 of ours, 800 of theirs: a half-width of 0.010 allows 0.010 * sqrt(1 + 1/4) = 0.0112, and rounding."""
+    line = {"model": "vit_t", "method": "ar", "sampler": "balanced", "metric": "deletion", "data": "parquet"}
+    ours = {**line, "n": 200, "missing": 0, "failed": 0, "version": __version__, "command": ""}
+    means = {0.187 + 0.0116: "agrees", 0.187 + 0.0118: "differs"}
+    for mean, verdict in means.items():
+        table = pd.DataFrame([{**ours, "mean": mean, "low": mean - 0.01, "high": mean + 0.01}])
+        assert verdict in set(compare(table, published(PAPER))["verdict"])
+    alone = pd.DataFrame([{**ours, "n": 1, "mean": 0.187, "low": float("nan"), "high": float("nan")}])
+    assert "too few images" in set(compare(alone, published(PAPER))["verdict"])
 
 
 def test_rank_agreement_by_hand(compared):
@@ -97,10 +116,13 @@ def test_rank_agreement_by_hand(compared):
 def test_what_is_missing_has_its_command(compared):
     text = markdown(compared)
     assert "python -m dap_bench model=vit_l method=legrad sampler=non_balanced" in text
-    assert "| table1 | ViT-T | Balanced | AttR | Del | 0.112 | 0.130 | 0.125 to 0.135 | +0.018 | differs |" in text
+    # the cells of a model are computed as those that are there were; rows of other metrics are in the way
+    assert "\npython -m dap_bench experiment=reference method=legrad sampler=non_balanced\n" in text
+    assert "experiment=reference method=ar sampler=balanced  # with metric=paper, after removing the rows" in text
+    assert (
+        "| table1 | ViT-T | Balanced | AttR | Del | 0.112 | 0.130 | 0.125 to 0.135 | 800 | +0.018 | differs |" in text
+    )
     assert "2 agrees, 1 differs" in text
-    missing = compared[compared["verdict"] == "not measured"].iloc[0]
-    assert command(missing) in text
 
 
 def test_latex_has_every_number(compared):

@@ -9,6 +9,7 @@ from rows import cell
 
 from dap_bench import store, summarize
 from dap_bench.report import figures
+from dap_bench.report.layouts import METHODS
 from dap_bench.report.summary import holm, load_rows, paired
 
 
@@ -35,9 +36,18 @@ def test_cases_are_picked_by_rule(results):
     assert figures.best_and_worst(dap, "deletion", 2) == (["s0", "s2"], ["s1", "s2"])
 
 
+def test_every_method_has_its_own_look_and_every_figure_its_own_file(results, tmp_path):
+    names = [*METHODS, "mine", "another"]
+    looks = [(figures.style(names, name)["color"], figures.style(names, name)["linestyle"]) for name in names]
+    assert len(set(looks)) == len(names)
+    written = figures.ranks(load_rows(results), tmp_path / "ranks-deit_small.fb_in1k-balanced")
+    assert [path.name for path in written] == [f"ranks-deit_small.fb_in1k-balanced.{kind}" for kind in ("pdf", "png")]
+
+
 def test_without_curves_there_is_no_figure_of_them(tmp_path):
     cell(tmp_path, "dap", [0.1, 0.3, 0.2])
     assert figures.curves(load_rows(tmp_path), tmp_path / "figure") == []
+    assert figures.ranks(load_rows(tmp_path), tmp_path / "figure") == []  # nor ranks of one method
 
 
 def test_figures_are_written_and_repeatable(results, tmp_path):

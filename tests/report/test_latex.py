@@ -29,6 +29,7 @@ def summary():
     mean[(table["method"] == "chefer") & (table["metric"] == "lda")] = np.nan
     lower = table["metric"] == "deletion"
     counts = {"n": 800, "nan": 0, "failed": 0, "missing": np.where(table["method"] == "ar", 3, 0), "data": "imagenet"}
+    counts["command"] = ""
     counts["version"] = np.where(table["method"] == "gmar", "0.0.9", __version__)
     better = np.where(lower, "lower", "higher")
     return table.assign(mean=mean, low=mean - 0.01, high=mean + 0.01, better=better, **counts)

@@ -26,13 +26,18 @@ def test_states(tmp_path):
     cell(tmp_path, range(3), failed=1, method="gmar")
     cell(tmp_path, range(4), method="cdam")
     cell(tmp_path, range(4), method="cdam", fingerprint="g")
+    assert Progress(NAMES, 800, 800, 0, 1.0).state == "done"
     found = {each.names["method"]: each for each in progress(tmp_path) if each.names["method"] != "cdam"}
-    assert {method: each.state for method, each in found.items()} == {"ar": "done", "dap": "2/4", "gmar": "1 failed"}
+    assert {method: each.state for method, each in found.items()} == {
+        "ar": "done, n=4",
+        "dap": "2/4",
+        "gmar": "1 failed",
+    }
     assert found["dap"].shards == ("2/2",)
     text = grid(progress(tmp_path), {("vit_t", "balanced", m) for m in ("ar", "dap", "legrad")})
     assert text.splitlines() == [
         "Balanced  ViT-T",
-        "AR        done",
+        "AR        done, n=4",
         "GMAR      1 failed",
         "CDAM      2 settings",
         "LeGrad    missing",
@@ -40,7 +45,7 @@ def test_states(tmp_path):
         "",
         "4 cells done, 1 in part, 1 missing; 1 images failed.",
         "  vit_t dap balanced toy: 2 of 4 images are missing (shard 2/2)",
-        "About 6.0 hours left in one process, at the speed of the rows so far.",  # 2 images, and a cell of 4
+        "About 802.0 hours left in one process, at the speed of the rows so far.",  # 2 images, and a cell of 800
     ]
 
 

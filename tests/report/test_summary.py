@@ -10,17 +10,29 @@ from dap_bench.store import Cell
 
 
 def cell(
-    folder, method, values, n=None, metric="cs", better="higher", failed=0, fingerprint="f", model="vit_t", version=None
+    folder,
+    method,
+    values,
+    n=None,
+    metric="cs",
+    better="higher",
+    failed=0,
+    fingerprint="f",
+    model="vit_t",
+    version=None,
+    **more,
 ):
     names = {"model": model, "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, fingerprint)
     info = {"n": n or len(values) + failed, "metrics": {metric: better}, "fingerprint": fingerprint}
-    made.describe({**names, **info, "identity": {"versions": {"dap-bench": version or __version__}}})
+    made.describe(
+        {**names, **info, "identity": {"versions": {"dap-bench": version or __version__}, **more.get("identity", {})}}
+    )
     rows = [
         {"sample_id": str(at), "status": "ok", "fallback": False, metric: v, **names} for at, v in enumerate(values)
     ]
     rows += [{"sample_id": f"bad{at}", "status": "failed", **names} for at in range(failed)]
-    made.write(rows, [metric])
+    made.write([rows[at] for at in more.get("order", range(len(rows)))], [metric])
 
 
 def test_means_intervals_and_counts(tmp_path):
@@ -55,6 +67,27 @@ def test_two_settings_of_one_cell_are_refused(tmp_path):
     cell(tmp_path, "a", [0.2], fingerprint="g")
     with pytest.raises(UserError, match="two settings are stored for toy balanced vit_t a: .*name=NAME"):
         summarize(tmp_path)
+
+
+def test_cells_that_differ_in_more_than_the_method_are_refused(tmp_path):
+    cell(tmp_path, "a", [0.1], identity={"samples": "x", "metric": {"cs": {"unit": "pixel"}}})
+    cell(tmp_path, "b", [0.2], identity={"samples": "x", "metric": {"cs": {"unit": "pixel"}}})
+    summarize(tmp_path)
+    cell(tmp_path, "c", [0.3], identity={"samples": "x", "metric": {"cs": {"unit": "patch"}}})
+    with pytest.raises(UserError, match="vit_t/a/.* and .*vit_t/c/.* cannot be compared: they differ in metric cs"):
+        summarize(tmp_path)
+    cell(tmp_path / "more", "a", [0.1], identity={"samples": "x"})
+    cell(tmp_path / "more", "b", [0.1], identity={"samples": "y"})
+    with pytest.raises(UserError, match="they differ in samples"):
+        summarize(tmp_path / "more")
+
+
+def test_the_order_of_rows_does_not_matter(tmp_path):
+    values = np.random.RandomState(0).normal(0.5, 0.1, 50).tolist()
+    cell(tmp_path / "one", "a", values)
+    cell(tmp_path / "two", "a", values, order=np.random.RandomState(1).permutation(50))
+    one, two = (summarize(tmp_path / name).drop(columns="command") for name in ("one", "two"))
+    assert one.equals(two)
 
 
 def test_no_rows(tmp_path):
