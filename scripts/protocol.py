@@ -132,10 +132,10 @@ ANSWERS = {
     "Target-only": "Algebraically it equals Uniform after row normalisation, yet Table 2 shows a difference. Two "
     "readings do differ: rows of zero weight left empty (`zero_rows`, the default) or weights applied after "
     "normalisation (`no_renorm`).",
-    "LDA": "No reading gives Table 1's numbers. The nearest takes Grad-CAM at the output of each block as the reference "
-    "of that layer: it meets AttR and nearly DAP, but AR and GMAR come out at zero where the paper has 0.06. It is the "
-    "default. As printed all values are far too high. Table 2's LDA is another quantity: there DAP has 0.87 and Uniform "
-    "is negative, as against the prior.",
+    "LDA": "No reading gives Table 1's numbers. The nearest takes Grad-CAM at the output of each block as that layer's "
+    "reference: it meets AttR and nearly DAP, but AR and GMAR come out at zero where the paper has 0.06. It is the "
+    "default. As printed all values are far too high. Table 2's LDA is another quantity: there DAP has 0.87 and "
+    "Uniform is negative, as against the prior.",
 }
 
 LDA = {
