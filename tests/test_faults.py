@@ -154,7 +154,7 @@ VALUES = st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text
 
 
 @given(key=st.sampled_from([*RUN_KEYS, *PLACE_KEYS, *VALUE_KEYS]), value=VALUES)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_of_any_key_is_a_run_or_a_sentence(tmp_path_factory, cache, key, value, monkeypatch):
     """Whatever is written after the = of a key, no other exception than a UserError comes out."""
     folder = tmp_path_factory.mktemp("fuzz") / "here"

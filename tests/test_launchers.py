@@ -133,7 +133,7 @@ def test_one_process_per_gpu_shares_a_sweep_by_shards(start, whole, tmp_path):
     both = [start(tmp_path, f"shard={number}/2") for number in (1, 2)]
     errors = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], errors
-    assert [cell.state for cell in progress(tmp_path)] == ["done", "done"]
+    assert [cell.state for cell in progress(tmp_path)] == ["done, n=12", "done, n=12"]
     undivided, shared = sweep_of(whole), sweep_of(tmp_path)
     assert undivided.keys() == shared.keys()
     for method, rows in undivided.items():
