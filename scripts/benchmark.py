@@ -54,7 +54,7 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     for section in options.only:
-        text = f"{globals()[section](vit, options)}\n{machine(vit, options)}\n"
+        text = f"{globals()[section](vit, options)}\n{machine(vit, options, section)}\n"
         (options.out / f"{section}.md").write_text(text.lstrip())
         print(text, flush=True)
     parts = [options.out / f"{section}.md" for section in SECTIONS]
@@ -77,14 +77,17 @@ def load(options: argparse.Namespace) -> ViT:
     return ViT(timm.create_model(tag, pretrained=False).eval().to(choose_device(options.device)))
 
 
-def machine(vit: ViT, options: argparse.Namespace) -> str:
+def machine(vit: ViT, options: argparse.Namespace, section: str) -> str:
     device = vit.parameter.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu()}, {os.cpu_count()} cores"
-    weights = "pretrained" if options.checkpoint else "random"
+    model = f"{options.model}, {'pretrained' if options.checkpoint else 'random'} weights"
+    repeats = f"Medians of {options.repeats} turns, {options.images} images"
+    if section == "long_run":
+        model, repeats = "vit_shapes", "Once"
     return (
-        f"*{options.model}, {weights} weights, on {name}; "
+        f"*{model}, on {name}; "
         f"Python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads. "
-        f"Medians of {options.repeats} turns, {options.images} images: "
+        f"{repeats}: "
         f"`python scripts/benchmark.py {' '.join(sys.argv[1:])}`*"
     )
 
