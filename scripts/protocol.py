@@ -28,6 +28,11 @@ def variants(method: str, names: dict[str, str], metrics: dict[str, str]) -> dic
     return {answer: {(method, m): (cell, column) for m, column in metrics.items()} for answer, cell in names.items()}
 
 
+def beside(method: str, original: str, others: dict[str, str]) -> dict[str, dict[tuple[str, str], Reading]]:
+    """A question about a method whose original is one of the cells with every reading of the metrics."""
+    return variants(method, {original: method}, BASE) | variants(method, others, PLAIN)
+
+
 ALL = ("ar", "attr", "chefer", "gmar", "gradcam", "cdam", "agcam", "legrad", "dap")
 THREE = ("ar", "gradcam", "legrad")
 PLAIN = {"deletion": "deletion", "cs": "cs", "tcc": "tcc", "afs": "afs"}
@@ -73,28 +78,22 @@ QUESTIONS = {
         )
     ],
     "Grad-CAM: ReLU, and who goes first among equals": [
-        variants("gradcam", {"ReLU, raster order": "gradcam"}, BASE)
-        | variants("gradcam", {"ReLU, random order": "gradcam_ties", "signed": "gradcam_signed"}, PLAIN)
+        beside("gradcam", "ReLU, raster order", {"ReLU, random order": "gradcam_ties", "signed": "gradcam_signed"})
     ],
     "CDAM: negative values, and who goes first among equals": [
-        variants("cdam", {"clamped, raster order": "cdam"}, BASE)
-        | variants(
+        beside(
             "cdam",
+            "clamped, raster order",
             {"clamped, random order": "cdam_ties", "signed": "cdam_keep", "absolute values": "cdam_abs"},
-            PLAIN,
         )
     ],
     "LeGrad: where the layers are read": [
-        variants("legrad", {"class token": "legrad"}, BASE)
-        | variants("legrad", {"mean of all tokens": "legrad_mean", "final logit": "legrad_final"}, PLAIN)
+        beside("legrad", "class token", {"mean of all tokens": "legrad_mean", "final logit": "legrad_final"})
     ],
     "GMAR: whose gradients weigh the heads": [
-        variants("gmar", {"norm1 of the last block": "gmar"}, BASE)
-        | variants("gmar", {"attention of each layer": "gmar_attention"}, PLAIN)
+        beside("gmar", "norm1 of the last block", {"attention of each layer": "gmar_attention"})
     ],
-    "DAP: Grad-CAM prior with or without ReLU": [
-        variants("dap", {"ReLU": "dap"}, BASE) | variants("dap", {"signed": "dap_signed"}, PLAIN)
-    ],
+    "DAP: Grad-CAM prior with or without ReLU": [beside("dap", "ReLU", {"signed": "dap_signed"})],
 }
 
 

@@ -6,6 +6,7 @@ are made again where the images and the weights are on this machine.
 
 from pathlib import Path
 
+from dap_bench.errors import UserError
 from dap_bench.report.command import command
 from dap_bench.report.compare import compare, published
 from dap_bench.report.page import write_page
@@ -22,6 +23,8 @@ from dap_bench.report.summary import load_rows, summarize
     device="auto",
 )
 def main(results: str, paper: str, figures: str, out: str, data: str, images: str, device: str) -> None:
+    if not images.isdecimal():
+        raise UserError(f"images={images} must be a whole number.")
     summary = summarize(results, data)
     compared = compare(summary, published(paper)) if Path(paper).is_dir() else None
     groups = {f"-{model}-{sampler}" for model, sampler in summary[["model", "sampler"]].to_numpy()}
