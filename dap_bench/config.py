@@ -44,10 +44,14 @@ def load_vit(name: str, device: str = "auto", precision: str = "fp32", **overrid
 
 
 def load_method(name: str, **overrides: Any) -> Any:
-    """The explainer of conf/method/NAME.yaml, with other options if given: load_method("gradcam", relu=False)."""
+    """The explainer of conf/method/NAME.yaml, with other options if given: load_method("gradcam", relu=False).
+
+    A name with a dot is that of a Python function: load_method("my_method.norms").
+    """
     objects = {key: value for key, value in overrides.items() if callable(value)}  # a prior that is no config
     options = {key: value for key, value in overrides.items() if key not in objects}
-    explain = instantiate(_node("method", name, options))
+    node = OmegaConf.create({"_target_": name, "_partial_": True, **options}) if "." in name else None
+    explain = instantiate(node or _node("method", name, options))
     return partial(explain, **objects) if objects else explain
 
 
@@ -57,6 +61,11 @@ def load_metrics(*names: str) -> dict[str, Any]:
 
 
 def instantiate_metrics(node: DictConfig) -> dict[str, Any]:
+    for name, options in node.items():
+        if not OmegaConf.is_dict(options):
+            raise UserError(
+                f"{name!s}: {options} is no metric; its YAML has the metric's name first, and below it _target_."
+            )
     metrics = {str(name): instantiate(options) for name, options in node.items()}
     for name, metric in metrics.items():
         if getattr(metric, "better", None) not in ("higher", "lower"):
@@ -128,7 +137,7 @@ def source_files(target: str) -> dict[str, Path]:
             continue
         found[module] = file
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(_parsed(file)):
             if isinstance(node, ast.ImportFrom):
                 base = package.rsplit(".", node.level - 1)[0] if node.level else ""
                 name = ".".join(part for part in (base, node.module) if part)
@@ -136,6 +145,13 @@ def source_files(target: str) -> dict[str, Path]:
             elif isinstance(node, ast.Import):
                 queue += [each.name for each in node.names]
     return found
+
+
+def _parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{file} is not Python ({error}).") from error
 
 
 def _file_of(module: str) -> Path | None:

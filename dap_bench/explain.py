@@ -14,7 +14,7 @@ USAGE = """Explain what a ViT sees in one photo.
 
   image=FILE         the photo; without one a picture of the embedded `shapes` is drawn
   model=NAME         a model of conf/model or any timm tag (vit_t); model.checkpoint=FILE for local weights
-  method=A,B,...     explainers (ar,attr,chefer,gmar,gradcam,cdam,agcam,legrad,dap)
+  method=A,B,...     explainers (ar,attr,chefer,gmar,gradcam,cdam,agcam,legrad,dap), or functions: my_method.norms
   out=FILE           the picture to write (explanation.png)
   device=auto        auto | cpu | cuda
 """

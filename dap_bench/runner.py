@@ -17,6 +17,7 @@ from functools import lru_cache
 from hashlib import file_digest, sha256
 from importlib.metadata import version
 from math import isnan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -112,11 +113,24 @@ def identify(cfg: DictConfig, samples: SampleSet) -> dict[str, Any]:
     if identity["model"].get("checkpoint"):
         identity["model"]["checkpoint"] = _checkpoint_hash(identity["model"]["checkpoint"])
     files = {module: file for t in configs.targets(identity) for module, file in configs.source_files(t).items()}
-    identity["code"] = {module: sha256(file.read_bytes()).hexdigest() for module, file in files.items()}
+    identity["code"] = {module: _source_hash(module, file) for module, file in files.items()}
     identity["precision"] = cfg.precision
     identity["samples"] = samples.digest
     identity["versions"] = {"dap-bench": __version__, "timm": version("timm"), "torch": version("torch")}
     return identity
+
+
+_sources: dict[Path, str] = {}  # as this process first saw them
+
+
+def _source_hash(module: str, file: Path) -> str:
+    """The hash of a source file, which must not change once it is imported: its rows would not be what they say."""
+    found = sha256(file.read_bytes()).hexdigest()
+    if _sources.setdefault(file, found) != found and module in sys.modules:
+        raise UserError(
+            f"{file} was changed during the sweep; repeat the command to compute the rest with the new one."
+        )
+    return found
 
 
 def _checkpoint_hash(checkpoint: str) -> str:
@@ -137,14 +151,18 @@ class _Work:
         self.names, self.cell, self.samples = names, cell, samples
         self.keep_curves, self.keep_maps = cfg.keep_curves, cfg.keep_maps
         model = json.dumps(OmegaConf.to_container(cfg.model, resolve=True))
-        self.vit = _load_vit(model, cfg.device, cfg.precision)
+        weights = json.dumps(identity["model"])
+        self.vit = _load_vit(model, weights, cfg.device, cfg.precision)
         self.explain = configs.instantiate(cfg.method)
         self.metrics = configs.instantiate_metrics(cfg.metric)
+        taken = {*store.COLUMNS.names, "map"} & set(self.metrics)
+        if taken:
+            raise UserError(f"a metric cannot be called {taken.pop()}: rows have another column of that name.")
         self.needs = {need for metric in self.metrics.values() for need in getattr(metric, "needs", ())}
         self.chunk = cfg.chunk_size or (CHUNK_CUDA if self.vit.parameter.device.type == "cuda" else CHUNK_CPU)
         self.pictures = _pictures(samples.digest, str(self.vit.transform), "masks" in self.needs)
-        self.decoders = ThreadPoolExecutor(max(1, cfg.workers))
-        self.known = _known(samples.digest, model, cfg.device, cfg.precision)
+        self.decoders = ThreadPoolExecutor(cfg.workers)
+        self.known = _known(samples.digest, weights, cfg.device, cfg.precision)
         self.info = {
             **names,
             "fingerprint": cell.folder.name,
@@ -154,6 +172,7 @@ class _Work:
             "class_names": self.vit.class_names,
             "metrics": {name: metric.better for name, metric in self.metrics.items()},
             "crop": self.vit.crop,
+            "grid": self.vit.grid,
             "config": OmegaConf.to_container(cfg, resolve=True),
         }
 
@@ -284,8 +303,8 @@ def _failed(error: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _load_vit(model: str, device: str, precision: str) -> "ViT":
-    """The model stays loaded for the next cell of a sweep."""
+def _load_vit(model: str, weights: str, device: str, precision: str) -> "ViT":
+    """The model stays loaded for the next cell of a sweep, unless its file has changed."""
     return configs.instantiate(OmegaConf.create(json.loads(model)), device=device, precision=precision)
 
 
@@ -296,7 +315,7 @@ def _pictures(digest: str, transform: str, masks: bool) -> dict[int, Any]:
 
 
 @lru_cache(maxsize=1)
-def _known(digest: str, model: str, device: str, precision: str) -> dict[Any, Any]:
+def _known(digest: str, weights: str, device: str, precision: str) -> dict[Any, Any]:
     """What the model says of whole and of blank images, kept for the next explainer of a sweep."""
     return {}
 

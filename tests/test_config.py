@@ -86,6 +86,16 @@ def test_a_metric_must_say_what_is_better():
         config.instantiate_metrics(cfg.metric)
 
 
+def test_a_metric_stands_below_its_name():
+    with pytest.raises(UserError, match="its YAML has the metric's name first"):
+        config.instantiate_metrics(OmegaConf.create({"_target_": "mine.Metric"}))
+
+
+def test_a_method_by_the_name_of_its_function():
+    explain = load_method("dap_bench.explainers.gradcam.gradcam", relu=False)
+    assert (explain.func.__name__, explain.keywords) == ("gradcam", {"relu": False})
+
+
 def test_a_prior_may_be_a_function():
     def mine(vit, images, classes):
         return None

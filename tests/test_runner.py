@@ -1,5 +1,6 @@
 """From config to rows on the embedded default: resume, failures, shards, fingerprints."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import time
 
 import pytest
 import torch
-from cells import FAST, close, run, values
+from cells import FAST, NAMES, close, run, values
 
 from dap_bench import UserError, config, runner, store
 
@@ -150,6 +151,30 @@ def test_editing_a_method_or_what_it_imports_changes_its_fingerprint(tmp_path, c
     second = runner.identify(cfg, samples)
     (tmp_path / "mine" / "method.py").write_text("from mine.parts import scale\ndef explain(): return scale")
     assert first != second != runner.identify(cfg, samples) != first
+
+
+def test_a_source_that_changes_during_a_sweep_or_is_no_python_is_named(tmp_path, cache, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "swept.py"
+    source.write_text("def explain(): ...")
+    cfg = config.compose(*FAST, f"cache_dir={cache}", "method._target_=swept.explain")
+    samples = runner.sample_set(cfg)
+    runner.identify(cfg, samples)
+    importlib.import_module("swept")
+    runner.identify(cfg, samples)
+    source.write_text("def explain(): return 1")
+    with pytest.raises(UserError, match="swept.py was changed during the sweep; repeat the command"):
+        runner.identify(cfg, samples)
+    source.write_text("def explain(:")
+    with pytest.raises(UserError, match=r"swept.py is not Python \(.*line 1"):
+        runner.identify(cfg, samples)
+
+
+def test_a_metric_cannot_have_the_name_of_another_column(tmp_path, cache):
+    cfg = config.compose(*FAST, f"results_dir={tmp_path}", f"cache_dir={cache}")
+    cfg.metric = {"confidence": cfg.metric.cs}
+    with pytest.raises(UserError, match="a metric cannot be called confidence"):
+        runner.run(cfg, {**NAMES, "method": "dap"})
 
 
 def test_code_is_followed_through_every_kind_of_import(tmp_path, monkeypatch):

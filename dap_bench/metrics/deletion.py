@@ -59,9 +59,8 @@ class BetweenCurves(Deletion):
     def curves(self, batch: Batch) -> Tensor:
         total = self.units(batch)
         ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
-        ends = [batch.confidence, self.blank_probability(batch, blank)]
         counts = interior(self.steps, total)
         most = curve(batch, ranks, counts, of=blank, into=batch.images)
         least = curve(batch, total - 1 - ranks, counts, of=blank, into=batch.images)
-        flat = torch.zeros_like(ends[0])
+        flat = torch.zeros_like(batch.confidence)
         return batch.keep("abpc", [flat, *(least - most).unbind(1), flat])

@@ -95,7 +95,7 @@ class DecisionAlignment:
     def references(self, batch: Batch, depth: int) -> Sequence[Tensor]:
         """M_ref of each layer [B,P]."""
         if self.reference == "prior_layers":
-            return self._prior_layers(batch).unbind(1)
+            return self._prior_layers(batch)[:, -depth:].unbind(1)  # of a method that begins later, its own layers
         if self.reference == "prior":
             return [self.prior(batch.vit, batch.images, batch.predicted).maps] * depth
         if self.reference == "last_attention":

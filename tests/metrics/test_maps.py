@@ -126,6 +126,11 @@ def test_lda_readings_on_a_vit():
     rhos = [[spearmanr(m[at], r[at]).statistic for m, r in zip(layers, blocks, strict=False)] for at in range(2)]
     found = DecisionAlignment(by_layer, reference="prior_layers", layers="all_but_last")(batch).tolist()
     assert found == pytest.approx(np.mean(rhos, 1).tolist(), abs=1e-6)
+    later = Batch.of(vit, load_method("ar", start_layer=1), images, layers=True)  # has no map for the first block
+    pairs = list(zip(later.explanation.layers.unbind(1), blocks[1:], strict=False))
+    rhos = [[spearmanr(m[at], r[at]).statistic for m, r in pairs] for at in range(2)]
+    found = DecisionAlignment(by_layer, reference="prior_layers", layers="all_but_last")(later).tolist()
+    assert found == pytest.approx(np.mean(rhos, 1).tolist(), abs=1e-6)
     rhos = [[spearmanr(block[at], out.maps[at]).statistic for block in blocks] for at in range(2)]
     found = DecisionAlignment(by_layer, intermediate="prior", layers="all_but_last")(batch).tolist()
     assert found == pytest.approx(np.mean(rhos, 1).tolist(), abs=1e-6)
