@@ -20,13 +20,14 @@ LAYER_METHODS = ("ar", "gmar", "gradcam", REFERENCE)
 @command(results="results/runs", out="results/figures", data="", model="", sampler="", images="", device="auto")
 def main(results: str, out: str, data: str, model: str, sampler: str, images: str, device: str) -> None:
     cells = load_rows(results, data)
-    names = next((c.names for c in cells if c.names["method"] == REFERENCE), cells[0].names)
-    model, sampler, data = model or names["model"], sampler or names["sampler"], data or names["data"]
-    group = [c for c in cells if (c.names["model"], c.names["sampler"], c.names["data"]) == (model, sampler, data)]
-    if not group:
-        raise UserError(f"{results} has no rows of {model} {sampler} {data}.")
+    asked = {"model": model, "sampler": sampler, "data": data}
+    cells = [c for c in cells if all(not name or c.names[key] == name for key, name in asked.items())]
+    if not cells:
+        raise UserError(f"{results} has no rows of {' '.join(name for name in asked.values() if name)}.")
+    shown = next((c.names for c in cells if c.names["method"] == REFERENCE), cells[0].names)
+    group = [c for c in cells if all(c.names[key] == shown[key] for key in asked)]
     require_like(group)
-    folder, stem = Path(out), f"{model}-{sampler}"
+    folder, stem = Path(out), f"{shown['model']}-{shown['sampler']}"
     main_cells = [cell for cell in group if cell.names["method"] not in ABLATIONS]
     written = figures.curves(main_cells, folder / f"curves-{stem}")
     written += figures.ranks(main_cells, folder / f"ranks-{stem}")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 
 from dap_bench import summarize
+from dap_bench.errors import one_of
 from dap_bench.report.command import command
 from dap_bench.report.status import progress
 from dap_bench.report.tables import write_tables
@@ -12,6 +13,7 @@ from dap_bench.report.tables import write_tables
 
 @command(results="results/runs", tables="results/tables", summary="results/summary.csv", data="", ci="false")
 def main(results: str, tables: str, summary: str, data: str, ci: str) -> None:
+    one_of("ci", ci, ("true", "false"))
     table = summarize(results, data)
     keys = ["data", "sampler", "model", "method", "n", "failed", "missing"]
     values = [f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high in table[["mean", "low", "high"]].to_numpy()]

@@ -1,5 +1,6 @@
 """Our numbers beside the published ones."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def _commands(found: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
             kept = [
                 part
                 for part in shlex.split(like[line["model"]])
-                if part.split("=")[0] not in ("method", "sampler", "name")
+                if re.split(r"[./=]", part.lstrip("+~"))[0] not in ("method", "sampler", "name")
             ]
             text = shlex.join([*kept, f"method={line['method']}", f"sampler={line['sampler']}"])
         if key in having:  # it has rows, of other metrics

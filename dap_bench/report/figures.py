@@ -124,14 +124,14 @@ def ranks(cells: list[CellRows], path: Path) -> list[Path]:
         figure = Figure(figsize=(2.4 * columns, rows * (0.9 + 0.17 * len(names))), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes, (metric, found, difference, count) in zip(panels, drawn, strict=False):
-            best_first = found.sort_values(ascending=False)
-            y = np.arange(len(best_first))
-            colours = [style(names, name)["color"] for name in best_first.index]
+            best_last = found.sort_values(ascending=False)
+            y = np.arange(len(best_last))
+            colours = [style(names, name)["color"] for name in best_last.index]
             axes.hlines(
-                y, best_first - difference / 2, best_first + difference / 2, color=colours, linewidth=3, alpha=0.4
+                y, best_last - difference / 2, best_last + difference / 2, color=colours, linewidth=3, alpha=0.4
             )
-            axes.scatter(best_first, y, color=colours, s=16, zorder=3)
-            axes.set_yticks(y, [label(name) + marks[name] for name in best_first.index])
+            axes.scatter(best_last, y, color=colours, s=16, zorder=3)
+            axes.set_yticks(y, [label(name) + marks[name] for name in best_last.index])
             axes.set_ylim(-0.5, len(y) - 0.5)
             axes.set(title=f"{label(metric)}, {count} images", xlabel="mean rank (1 is best)")
         for axes in panels[len(drawn) :]:

@@ -92,13 +92,12 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
         redraw = Redraw.of(bare, device) if bare and count else None
         tables = [(cell, cell.rows[cell.rows["status"] == "ok"].set_index("sample_id")) for cell in members]
         for name, row in tables[0][1].head(count).iterrows():
-            maps = redraw.maps(str(name)) if redraw else {}
+            maps = redraw.maps(str(name)) if redraw and name in redraw.rows.index else {}
             stored = {c.names["method"]: t.loc[name, "map"] for c, t in tables if name in t.index and "map" in t}
             maps |= {method: found for method, found in stored.items() if found is not None and np.ndim(found) == 1}
             if not maps:
-                break
-            patches = len(next(iter(maps.values())))
-            side = round(patches**0.5)
+                continue
+            side = round(len(next(iter(maps.values()))) ** 0.5)
             shown = [(c, t.loc[name]) for c, t in tables if name in t.index and c.names["method"] in maps]
             yield {
                 "group": group,
@@ -107,7 +106,7 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
                 "predicted": _class_name(members[0], row["predicted"]),
                 "confidence": row["confidence"],
                 "photo": photos(str(name)),
-                "grid": [side, patches // side],
+                "grid": members[0].info.get("grid", (side, side)),
                 "methods": {c.names["method"]: _sample_of(c, line, maps[c.names["method"]]) for c, line in shown},
             }
 

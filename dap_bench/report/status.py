@@ -3,7 +3,7 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from dap_bench import store
 from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS, label, ordered
@@ -46,7 +46,7 @@ def progress(results: str | Path = "results/runs") -> list[Progress]:
             # RESULTS/model/method/data-sampler/fingerprint
             shards = tuple(missing_shards(cell.folder.parents[3], info, {row["sample_id"] for row in rows}))
             failed = len([row for row in rows if row["status"] != "ok"])
-            found.append(Progress(names, int(info["n"]), len(rows), failed, mean(ok) if ok else None, shards))
+            found.append(Progress(names, int(info["n"]), len(rows), failed, median(ok) if ok else None, shards))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the tables name a damaged cell; here it counts as missing
     return found
@@ -62,7 +62,7 @@ def missing_shards(results: Path, info: dict[str, object], having: set[str]) -> 
     if count == 1 or not manifest.is_file():
         return []
     with manifest.open(newline="") as file:
-        ids = [line["sample_id"] for line in csv.DictReader(line for line in file if not line.startswith("#"))]
+        ids = [line["sample_id"] for line in csv.DictReader(file)]
     if len(ids) != info.get("n"):
         return []
     return [f"{at + 1}/{count}" for at in range(count) if not having.issuperset(ids[at::count])]

@@ -62,7 +62,7 @@ def compared():
             "missing": 0,
             "failed": 0,
             "version": __version__,
-            "command": f"python -m dap_bench experiment=reference method={method} sampler=balanced",
+            "command": f"python -m dap_bench experiment=reference method={method} sampler=balanced sampler.classes=200",
         }
 
     # published: AR 0.187, AttR 0.112, GMAR 0.185

@@ -63,9 +63,12 @@ def test_figures_are_written_and_repeatable(results, tmp_path):
 def test_paired_tests_by_hand(results):
     """Gains of DAP over AR are .1, -.1, .2: ranks 1.5, 1.5, 3; (1.5 + 3 - 1.5)/6 = 0.5."""
     assert paired(pd.Series([0.1, -0.1, 0.2]).round(6))["effect"] == pytest.approx(0.5)
+    assert paired(pd.Series([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))["p"] == 2 / 2**6  # all of six signs alike, either way
+    assert paired(pd.Series([1.0, 2.0, 3.0, 4.0, 5.0, -6.0]))["p"] == pytest.approx(28 / 2**6)  # sum of ranks 6 or less
     assert holm([0.01, 0.04, 0.03, float("nan")])[:3] == pytest.approx([0.03, 0.06, 0.06])
     table = summarize(results).set_index("method")
     assert table.loc["mine", "effect"] == 1.0
+    assert table.loc["mine", "p"] == 0.5  # 2 / 2**3, of two methods
     assert np.isnan(table.loc["dap", "p"])
     assert table.loc["ar", "pairs"] == 3
 

@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from PIL import Image
 from rows import cell
@@ -59,6 +61,18 @@ def test_rows_of_which_some_have_no_map(tmp_path):
     page = write_page(tmp_path / "page.html", load_rows(tmp_path), summarize(tmp_path), None, {}, images=3)
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)[1])
     assert [list(sample["methods"]) for sample in data["samples"]] == [["ar"], ["dap"]]
+
+
+def test_maps_are_not_made_again_for_images_that_a_cell_has_not_measured(tmp_path, monkeypatch):
+    """AR kept its maps; DAP did not, and has measured one image so far."""
+    maps = [[0.0, 1.0, 2.0, 1.0]] * 2
+    cell(tmp_path, "ar", [0.1, 0.3], map=maps)
+    cell(tmp_path, "dap", [0.1])
+    made = SimpleNamespace(rows=pd.DataFrame(index=["s0"]), maps=lambda name: {"dap": [1.0, 0.0, 0.0, 0.0]})
+    monkeypatch.setattr("dap_bench.report.page.Redraw.of", lambda *_: made)
+    page = write_page(tmp_path / "page.html", load_rows(tmp_path), summarize(tmp_path), None, {}, images=3)
+    data = json.loads(re.search(r'type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)[1])
+    assert [list(sample["methods"]) for sample in data["samples"]] == [["ar", "dap"], ["ar"]]
 
 
 @pytest.fixture
