@@ -44,7 +44,7 @@ report: $(INSTALLED) ## one HTML page with all of it
 
 benchmark: $(INSTALLED) ## ratios of speed, also against other programs (results/benchmark.md)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmark]'
-	$(RUN) scripts/benchmark.py
+	$(RUN) scripts/benchmark.py $(ARGS)
 
 test: $(INSTALLED) lint ## linter, types and tests
 	$(RUN) -m pytest -q -n 2
@@ -61,5 +61,5 @@ format: $(INSTALLED) ## put the code in ruff's form
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-clean: ## remove .venv and your rows
-	rm -rf $(VENV) results/runs results/demo
+clean: ## remove .venv and what is made from rows, not the rows
+	rm -rf $(VENV) results/demo results/tables results/figures results/report results/summary.csv

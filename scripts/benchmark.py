@@ -35,7 +35,7 @@ QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes tha
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="vit_t")
-    parser.add_argument("--checkpoint", help="local weights; without them and without the Hub they are random")
+    parser.add_argument("--checkpoint", help="local weights; without them they are random")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=5)
@@ -82,8 +82,14 @@ def machine(vit: ViT, options: argparse.Namespace, section: str) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu()}, {os.cpu_count()} cores"
     model = f"{options.model}, {'pretrained' if options.checkpoint else 'random'} weights"
     repeats = f"Medians of {options.repeats} turns, {options.images} images"
+    if section == "explainers":
+        repeats = f"Medians of 3 turns, {options.images} images"
+    if section in ("growth", "precision", "memory", "long_run"):
+        repeats = "Once"
+    if section == "memory":
+        model = "random weights"
     if section == "long_run":
-        model, repeats = "vit_shapes", "Once"
+        model = "vit_shapes"
     return (
         f"*{model}, on {name}; "
         f"Python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads. "
