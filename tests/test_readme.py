@@ -69,6 +69,22 @@ def test_your_own_method_from_a_folder_outside_the_project(tmp_path, tmp_path_fa
     assert (done.returncode, "n=24, failed=0" in done.stdout) == (0, True)  # it is the same cell, and is there already
 
 
+def test_your_own_metric(tmp_path, tmp_path_factory):
+    (code,) = (block for block in blocks("python") if "class Peak" in block)
+    yaml = re.search(r"`my_conf/metric/(peak.yaml)`.*?`(peak: .*?)`", README, re.DOTALL)
+    (tmp_path / "my_metric.py").write_text(code)
+    (tmp_path / "my_conf" / "metric").mkdir(parents=True)
+    (tmp_path / "my_conf" / "metric" / yaml[1]).write_text(yaml[2])
+    cache = f"cache_dir={tmp_path_factory.getbasetemp() / 'cache'}"
+    arguments = ["--config-dir", "my_conf", "metric=[peak,afs]", "sampler.n=4", "keep_maps=true", cache]
+    done = subprocess.run([sys.executable, "-m", "dap_bench", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (cell,) = store.cells(tmp_path / "results" / "runs")
+    for row in cell.rows():
+        scaled = [(value - min(row["map"])) / (max(row["map"]) - min(row["map"])) for value in row["map"]]
+        assert row["peak"] == pytest.approx(1 / sum(scaled), rel=1e-5)
+
+
 def test_the_library_example_runs():
     import torch
 
