@@ -1,5 +1,6 @@
 """Rows -> one line per cell and metric: mean with its interval, what it rests on, and how DAP compares."""
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from scipy.stats import bootstrap, rankdata, wilcoxon
 from dap_bench import __version__, store
 from dap_bench.errors import UserError
 
+log = logging.getLogger(__name__)
 CELL = ["data", "sampler", "model", "method"]
 REFERENCE = "dap"  # the method that the others are tested against
 SEED = 0  # of the bootstrap: the same rows give the same interval, always
@@ -74,14 +76,22 @@ def load_rows(results: str | Path = "results/runs", data: str = "") -> list[Cell
 
 
 def require_like(cells: list[CellRows]) -> None:
-    """Methods are compared on the same images, by the same model and the same metrics, or not at all."""
+    """Methods are compared on the same images, by the same model and the same metrics, or not at all.
+
+    Metrics whose source was edited in between are named: a comment does no harm, a formula does.
+    """
     first: dict[tuple[str, ...], tuple[Any, CellRows]] = {}
+    edited: set[str] = set()
     for cell in cells:
         identity = cell.info.get("identity", {})
         group = tuple(cell.names[name] for name in CELL[:3])
         conditions = {(*group, key): identity.get(key) for key in ("samples", "model", "precision")}
         metrics = identity.get("metric", {})
         conditions |= {(*group, f"metric {name}"): options for name, options in metrics.items()}
+        for module, digest in identity.get("code", {}).items():
+            if module.startswith("dap_bench.metrics."):
+                known, _ = first.setdefault((*group, module), (digest, cell))
+                edited |= {module} if known != digest else set()
         for key, value in conditions.items():
             known, other = first.setdefault(key, (value, cell))
             if known != value:
@@ -89,6 +99,8 @@ def require_like(cells: list[CellRows]) -> None:
                     f"{other.folder} and {cell.folder} cannot be compared: they differ in {key[-1]}; "
                     "move one to another folder, or run it again with the other's options."
                 )
+    if edited:
+        log.warning("some cells were measured before %s was edited, some after", " and ".join(sorted(edited)))
 
 
 def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFrame:

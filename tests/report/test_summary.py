@@ -82,6 +82,17 @@ def test_cells_that_differ_in_more_than_the_method_are_refused(tmp_path):
         summarize(tmp_path / "more")
 
 
+def test_metrics_that_were_edited_between_two_cells_are_named(tmp_path, caplog):
+    code = {"dap_bench.metrics.cs": "1", "dap_bench.explainers.ar": "1"}
+    cell(tmp_path, "a", [0.1], identity={"code": code})
+    cell(tmp_path, "b", [0.2], identity={"code": {**code, "dap_bench.explainers.ar": "2"}})
+    summarize(tmp_path)
+    assert caplog.messages == []
+    cell(tmp_path, "c", [0.3], identity={"code": {**code, "dap_bench.metrics.cs": "2"}})
+    summarize(tmp_path)
+    assert caplog.messages == ["some cells were measured before dap_bench.metrics.cs was edited, some after"]
+
+
 def test_the_order_of_rows_does_not_matter(tmp_path):
     values = np.random.RandomState(0).normal(0.5, 0.1, 50).tolist()
     cell(tmp_path / "one", "a", values)
