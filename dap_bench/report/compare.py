@@ -86,14 +86,17 @@ def _commands(found: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
 
 
 def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
-    """Kendall's tau between our order of the methods and theirs, per model, sampling and metric."""
+    """Per model, sampling and metric: Kendall's tau between our order of the methods and theirs, how many agree, and
+    the mean difference."""
     both = compared.drop_duplicates(KEY).dropna(subset=["mean", "published"])
     lines = []
     for key, group in both.groupby(["model", "sampler", "metric"]):
         if len(group) > 2 and group["published"].nunique() > 1:
-            tau = kendalltau(group["mean"], group["published"]).statistic
-            lines.append(dict(zip(["model", "sampler", "metric"], key, strict=True), tau=tau, methods=len(group)))
-    return pd.DataFrame(lines, columns=["model", "sampler", "metric", "tau", "methods"])
+            line = dict(zip(["model", "sampler", "metric"], key, strict=True), methods=len(group))
+            line["tau"] = kendalltau(group["mean"], group["published"]).statistic
+            line["agree"] = int(group["verdict"].str.startswith("agrees").sum())
+            lines.append(line | {"difference": group["difference"].mean()})
+    return pd.DataFrame(lines, columns=["model", "sampler", "metric", "tau", "agree", "difference", "methods"])
 
 
 def count_verdicts(compared: pd.DataFrame) -> str:
@@ -132,14 +135,17 @@ def markdown(compared: pd.DataFrame) -> str:
     if len(taus):
         lines += [
             "",
-            "## Do the methods come in the same order?",
+            "## Metric by metric",
             "",
-            "| model | sampling | metric | Kendall's tau | methods |",
-            "|---|---|---|---|---|",
+            "Kendall's tau says whether the methods come in the same order.",
+            "",
+            "| model | sampling | metric | agree | mean difference | Kendall's tau |",
+            "|---|---|---|---|---|---|",
         ]
         for _, line in taus.iterrows():
-            names = [label(line["model"]), label(line["sampler"]), label(line["metric"])]
-            lines.append("| " + " | ".join([*names, _number(line["tau"], ".2f"), str(line["methods"])]) + " |")
+            cells = [label(line["model"]), label(line["sampler"]), label(line["metric"])]
+            cells += [f"{line['agree']} of {line['methods']}", _number(line["difference"], "+.3f")]
+            lines.append("| " + " | ".join([*cells, _number(line["tau"], ".2f")]) + " |")
     commands = missing_commands(compared)
     if commands:
         lines += ["", "## Not measured yet", "", "These commands fill what is missing:", "", "```sh", *commands, "```"]
