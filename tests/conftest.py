@@ -11,6 +11,7 @@ import torch
 from dap_bench import ViT
 
 torch.set_num_threads(1)  # the suite runs in two processes on two cores
+os.environ["OMP_NUM_THREADS"] = "1"  # in what tests start too: on some CPUs last digits depend on it
 DATA = Path(__file__).parent / "data"
 ASSETS = Path(os.environ.get("DAP_BENCH_ASSETS", Path(__file__).parents[2] / "shared"))
 TAG = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
