@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from dap_bench.errors import UserError
 from dap_bench.report.command import command
 from dap_bench.report.compare import published
 from dap_bench.report.layouts import METHODS, METRICS, SAMPLERS, label
@@ -180,13 +181,22 @@ LDA = {
     out="results/reference/PROTOCOL.md",
 )
 def main(rows: str, reference: str, paper: str, out: str) -> None:
-    cells = {cell.names["method"]: cell for cell in load_rows(rows)}
-    whole = load_rows(reference)
+    try:
+        sections = _sections(load_rows(rows), load_rows(reference), published(paper))
+    except KeyError as error:
+        raise UserError(f"{rows} and {reference} do not hold {error}, which the page needs.") from error
+    texts = [f"## {title}\n\n{ANSWERS[title]}\n\n{section}" for title, section in sections.items()]
+    Path(out).write_text("\n\n".join([INTRODUCTION, *texts]) + "\n")
+    print(f"wrote {out}")
+
+
+def _sections(tried: list[CellRows], whole: list[CellRows], printed: pd.DataFrame) -> dict[str, str]:
+    """The tables by their titles."""
+    cells = {cell.names["method"]: cell for cell in tried}
     random = {cell.names["method"]: cell for cell in whole if cell.names["sampler"] == "non_balanced"}
     values = {(name, metric): cell.values(metric) for name, cell in cells.items() for metric in cell.info["metrics"]}
     for method, cell in random.items():  # on all 800 images; a table is of those that its columns share
         values |= {(method, column): in_ten_steps(cell, metric) for metric, column in CHOSEN.items()}
-    printed = published(paper)
     numbers = printed.query("model == 'vit_t'").drop_duplicates(["sampler", "method", "metric"])
     numbers = numbers.set_index(["sampler", "method", "metric"])["published"]
     theirs = numbers["non_balanced"]
@@ -197,20 +207,18 @@ def main(rows: str, reference: str, paper: str, out: str) -> None:
     sections["Target-only"] = target_table(whole, cells["dap_target_no_renorm"], printed)
     sections["LDA"] = lda_table(cells, theirs)
     sections["All of it"] = joint_table(whole, numbers)
-    texts = [f"## {title}\n\n{ANSWERS[title]}\n\n{section}" for title, section in sections.items()]
-    Path(out).write_text("\n\n".join([INTRODUCTION, *texts]) + "\n")
-    print(f"wrote {out}")
+    return sections
 
 
 def table(question: Question, values: dict[Reading, pd.Series], theirs: pd.Series, right: set[str]) -> str:
-    """One column per answer, one line per published number that all of them have, and the criterion below."""
+    """One column per answer, one line per published number, and the criterion below."""
     columns = {
-        answer: pd.DataFrame({key: values[place] for key, place in places.items() if place in values})
+        answer: pd.DataFrame({key: values[place] for key, place in places.items()})
         for answer, places in question.items()
     }
-    keys = [key for key in next(iter(question.values())) if all(key in found for found in columns.values())]
-    images = sorted(set.intersection(*(set(found[keys].dropna().index) for found in columns.values())))
-    columns = {answer: found.loc[images, keys] for answer, found in columns.items()}
+    keys = list(next(iter(question.values())))
+    images = sorted(set.intersection(*(set(found.dropna().index) for found in columns.values())))
+    columns = {answer: found.loc[images] for answer, found in columns.items()}
     lines = [f"| {len(images)} images | paper | " + " | ".join(columns) + " |", "|---" * (2 + len(columns)) + "|"]
     for method, metric in keys:
         ours = " | ".join(f"{found[method, metric].mean():.3f}" for found in columns.values())
@@ -234,7 +242,7 @@ def steps_table(random: dict[str, CellRows], finer: CellRows) -> str:
     """Areas under the curves that were kept, from every point of them, every second and every fourth."""
     lines = ["| | images | 10 steps | 20 steps | 40 steps | change per image |", "|---" * 6 + "|"]
     for metric in ("deletion", "insertion"):
-        for cell in (*(random[method] for method in METHODS if method in random), finer):
+        for cell in (*(random[method] for method in METHODS), finer):
             areas = [_areas(cell.rows, metric, steps) for steps in ((10, 20) if cell is not finer else (10, 20, 40))]
             means = [f"{area.mean():.4f}" for area in areas] + [""] * (3 - len(areas))
             change = np.abs(areas[-1] - areas[-2]).mean()
