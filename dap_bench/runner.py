@@ -51,6 +51,7 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = ()) -
     if cfg.chunk_size is not None:
         whole("chunk_size", cfg.chunk_size)
     one_of("precision", cfg.precision, ("fp32", "tf32", "bf16"))
+    one_of("explain_precision", cfg.explain_precision, ("fp32", "fp64"))
     one_of("overwrite", cfg.overwrite, (True, False, "failed"))
     samples = sample_set(cfg)
     mine = shard(len(samples), cfg.shard)
@@ -114,7 +115,7 @@ def identify(cfg: DictConfig, samples: SampleSet) -> dict[str, Any]:
         identity["model"]["checkpoint"] = _checkpoint_hash(identity["model"]["checkpoint"])
     files = {module: file for t in configs.targets(identity) for module, file in configs.source_files(t).items()}
     identity["code"] = {module: _source_hash(module, file) for module, file in files.items()}
-    identity["precision"] = cfg.precision
+    identity["precision"], identity["explain_precision"] = cfg.precision, cfg.explain_precision
     identity["samples"] = samples.digest
     identity["versions"] = {"dap-bench": __version__, "timm": version("timm"), "torch": version("torch")}
     return identity
@@ -150,6 +151,7 @@ class _Work:
     ) -> None:
         self.names, self.cell, self.samples = names, cell, samples
         self.keep_curves, self.keep_maps = cfg.keep_curves, cfg.keep_maps
+        self.double = cfg.explain_precision == "fp64"
         model = json.dumps(OmegaConf.to_container(cfg.model, resolve=True))
         weights = json.dumps(identity["model"])
         self.vit = _load_vit(model, weights, cfg.device, cfg.precision)
@@ -262,12 +264,13 @@ class _Work:
             self.explain,
             images,
             layers="layers" in self.needs,
+            double=self.double,
             masks=list(masks),
             chunk=self.chunk,
             ids=list(ids),
             known=self.known,
         )
-        with self.vit.shared_traces():  # left before perturbed images are scored: traces need the most memory
+        with batch.explained[0].shared_traces():  # left before perturbed images are scored: traces need the most memory
             if not batch.explanation.maps.isfinite().all():
                 raise ValueError("the explanation is not finite")
             if "alternative" in self.needs:

@@ -194,7 +194,9 @@ class ViT:
         return ((value - mean) / std)[:, None, None]
 
     def double(self) -> "ViT":
-        """A double-precision copy of this ViT, made again only when its weights have changed."""
+        """A double-precision copy of this ViT, made again only when its weights have changed; itself if it is one."""
+        if self.parameter.dtype == torch.float64:
+            return self
         weights = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
         if self._double is None or self._double[0] != weights:
             self._double = weights, ViT(deepcopy(self.model).double())

@@ -28,10 +28,14 @@ class Explanation:
     fallback: Tensor | None = None  # [B] bool
 
     def heatmaps(self, size: tuple[int, int], upsample: str | None = None) -> Tensor:
-        """Maps enlarged to `size` and scaled to 0..1 per image: [B,H,W]. A constant map becomes all zero."""
+        """Maps enlarged to `size` and scaled to 0..1 per image: [B,H,W]. A constant map becomes all zero.
+
+        Values of single precision are enlarged in double: there bilinear weights lose no digit, so that pixels which
+        are equal by symmetry are equal in the last bit too, and their order is not up to the machine.
+        """
         mode = upsample or self.upsample
         options = {} if mode == "nearest" else {"align_corners": False}
-        maps = self.maps.unflatten(1, self.grid)[:, None]
+        maps = self.maps.float().double().unflatten(1, self.grid)[:, None]
         return min_max(interpolate(maps, size, mode=mode, **options)[:, 0].flatten(1)).unflatten(1, size)
 
 

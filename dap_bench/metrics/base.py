@@ -34,6 +34,7 @@ class Batch:
     alternative: Tensor  # [B] the runner-up
     confidence: Tensor  # [B] p(y|x), y the predicted class
     layers: bool = False  # should the explanation hold layer maps
+    double: bool = False  # explain in double precision
     masks: list[Tensor | None] = field(default_factory=list)  # [H,W] bool, where the object is, if known
     chunk: int = 32  # how many perturbed images are scored at a time
     ids: list[Any] = field(default_factory=list)  # names of the images, for `known`
@@ -53,11 +54,19 @@ class Batch:
 
     @cached_property
     def explanation(self) -> Explanation:
-        return self.explain(self.vit, self.images, self.predicted, layers=self.layers)
+        return self.explained_by(self.explain, self.predicted, layers=self.layers)
 
     @cached_property
     def alternative_explanation(self) -> Explanation:
-        return self.explain(self.vit, self.images, self.alternative)
+        return self.explained_by(self.explain, self.alternative)
+
+    def explained_by(self, explain: Explainer, classes: Tensor, **options: Any) -> Explanation:
+        return explain(*self.explained, classes, **options)
+
+    @cached_property
+    def explained(self) -> tuple[ViT, Tensor]:
+        """The model and the images in the precision of explanations."""
+        return (self.vit.double(), self.images.double()) if self.double else (self.vit, self.images)
 
     def values(self, explanation: Explanation, unit: str, upsample: str | None = None) -> Tensor:
         """An explanation as [B,n] values in 0..1: of the heatmap's pixels or of the patches."""

@@ -34,6 +34,12 @@ def overlap(a: Tensor, b: Tensor, fraction: float = 0.10) -> Tensor:
     return (tops[0] * tops[1]).sum(1) / torch.maximum(tops[0], tops[1]).sum(1)
 
 
+def raw_attention(batch: Batch) -> list[Tensor]:
+    """The class token's attention to each patch, mean over heads, per layer [B,P]."""
+    vit, images = batch.explained
+    return [attention.mean(1)[:, 0, 1:] for attention in vit.trace(images).attention]
+
+
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "spearman": spearman,
     "pearson": pearson,
@@ -78,7 +84,7 @@ class DecisionAlignment:
     def maps(self, batch: Batch) -> Tensor | None:
         """M_l [B,L,P]."""
         if self.intermediate == "raw_attention":
-            return torch.stack([a.mean(1)[:, 0, 1:] for a in batch.vit.trace(batch.images).attention], 1)
+            return torch.stack(raw_attention(batch), 1)
         if self.intermediate == "prior":
             return self._prior_layers(batch)
         layers, single = batch.explanation.layers, batch.explanation.single
@@ -87,7 +93,7 @@ class DecisionAlignment:
         return single if self.intermediate == "single" and single is not None else layers
 
     def _prior_layers(self, batch: Batch) -> Tensor:
-        layers = self.prior(batch.vit, batch.images, batch.predicted, layers=True).layers
+        layers = batch.explained_by(self.prior, batch.predicted, layers=True).layers
         if layers is None:
             raise UserError("LDA needs a prior with one map per layer here, such as gradcam.")
         return layers
@@ -97,9 +103,9 @@ class DecisionAlignment:
         if self.reference == "prior_layers":
             return self._prior_layers(batch)[:, -depth:].unbind(1)  # of a method that begins later, its own layers
         if self.reference == "prior":
-            return [self.prior(batch.vit, batch.images, batch.predicted).maps] * depth
+            return [batch.explained_by(self.prior, batch.predicted).maps] * depth
         if self.reference == "last_attention":
-            return [batch.vit.trace(batch.images).attention[-1].mean(1)[:, 0, 1:]] * depth
+            return raw_attention(batch)[-1:] * depth
         return [batch.explanation.maps] * depth
 
     def _similarity(self, a: Tensor, b: Tensor) -> Tensor:

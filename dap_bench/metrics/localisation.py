@@ -33,7 +33,7 @@ class MassInside(_Localisation):
     """The share of the heatmap's mass that lies inside the object."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        values, inside = batch.values(batch.explanation, "pixel", self.upsample).double(), masks(batch)
+        values, inside = batch.values(batch.explanation, "pixel", self.upsample), masks(batch)
         return (values * inside).sum(1) / values.sum(1)
 
 
