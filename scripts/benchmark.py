@@ -274,7 +274,7 @@ def peers(vit: ViT, options: argparse.Namespace) -> str:
 
 
 def explainers(vit: ViT, options: argparse.Namespace) -> str:
-    """Images per second of every method, in a batch and one by one."""
+    """Images per second of every method, in a batch, one by one and in double precision."""
     images = pictures(vit, options.images)
     classes = vit.score(images).argmax(1).clone()
     rows = []
@@ -285,12 +285,14 @@ def explainers(vit: ViT, options: argparse.Namespace) -> str:
             min(3, options.repeats),
             batch=lambda explain=explain: explain(vit, images, classes),
             single=lambda explain=explain, single=single: [explain(vit, *pair) for pair in single],
+            double=lambda explain=explain: explain(vit.double(), images.double(), classes),
         )
-        batch, alone = (len(images) / statistics.median(seconds[key]) for key in ("batch", "single"))
-        rows.append([name, f"{batch:.1f}", f"{alone:.1f}", f"{batch / alone:.2f}"])
-    return f"\n## Explainers\n\nImages per second, {len(images)} in a batch and one by one.\n\n" + table(
-        ["method", "batch", "one by one", "ratio"], rows
-    )
+        batch, *others = (len(images) / statistics.median(seconds[key]) for key in ("batch", "single", "double"))
+        rows.append([name, f"{batch:.1f}", *(text for x in others for text in (f"{x:.1f}", f"{batch / x:.2f}"))])
+    return (
+        f"\n## Explainers\n\nImages per second, {len(images)} in a batch, one by one, and in a batch with "
+        "`explain_precision=fp64`; ratios to the first.\n\n"
+    ) + table(["method", "batch", "one by one", "ratio", "in double", "ratio"], rows)
 
 
 def growth(vit: ViT, options: argparse.Namespace) -> str:

@@ -146,7 +146,8 @@ def test_thirty_deaths_at_random(tmp_path, cache, undisturbed):
         assert values(cell) == undisturbed
 
 
-RUN_KEYS = ["batch_size", "chunk_size", "workers", "shard", "overwrite", "precision", "device", "keep_maps"]
+RUN_KEYS = ["batch_size", "chunk_size", "workers", "shard", "overwrite", "precision", "explain_precision", "device"]
+RUN_KEYS += ["keep_maps"]
 PLACE_KEYS = ["results_dir", "cache_dir", "model.tag", "model.checkpoint"]
 VALUE_KEYS = ["sampler.n", "sampler.seed", "data.size", "data.seed", "method.layer", "method.at", "metric.cs.formula"]
 VALUE_KEYS += ["metric.afs.fraction", "metric.afs.unit", "metric.afs.upsample"]

@@ -49,6 +49,7 @@ def command(monkeypatch, capsys, tmp_path, tmp_path_factory):
         (["data.size=abc"], "data.size=abc must be a whole number"),
         (["overwrite=maybe"], "overwrite is one of True, False, failed, not maybe"),
         (["precision=fp8"], "precision is one of fp32, tf32, bf16"),
+        (["explain_precision=bf16"], "explain_precision is one of fp32, fp64, not bf16"),
         (["metric.cs.unit=pixels"], "unit is one of pixel, patch, not pixels"),
         (["model.depth=5"], "does not fit"),
         (["shard=2/1"], "must be i/n"),

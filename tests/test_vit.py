@@ -157,6 +157,7 @@ def test_the_double_copy_follows_the_weights():
     vit = ViT(small())
     first = vit.double()
     assert vit.double() is first
+    assert first.double() is first
     with torch.no_grad():
         vit.model.head.weight.mul_(2)
     assert vit.double() is not first
