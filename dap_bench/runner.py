@@ -271,7 +271,7 @@ class _Work:
             known=self.known,
         )
         with batch.explained[0].shared_traces():  # left before perturbed images are scored: traces need the most memory
-            if not batch.explanation.maps.isfinite().all():
+            if not batch.explanation.maps.float().isfinite().all():
                 raise ValueError("the explanation is not finite")
             if "alternative" in self.needs:
                 _ = batch.alternative_explanation

@@ -199,7 +199,7 @@ class ViT:
             return self
         weights = [(parameter.data_ptr(), parameter._version) for parameter in self.model.parameters()]
         if self._double is None or self._double[0] != weights:
-            self._double = weights, ViT(deepcopy(self.model).double())
+            self._double = weights, ViT(deepcopy(self.model).double(), class_names=self._class_names)
         return self._double[1]
 
     def block_number(self, layer: int) -> int:

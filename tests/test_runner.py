@@ -64,7 +64,7 @@ OTHER_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "M
 
 def test_rows_do_not_hang_on_the_instructions_of_the_cpu(tmp_path, cache):
     """With explanations in double precision pixels have the same order everywhere: only scores differ, by rounding."""
-    arguments = ["method=dap", "metric=[deletion,insertion,cs]", "sampler.n=6", "explain_precision=fp64"]
+    arguments = ["method=dap", "metric=[deletion,insertion,cs]", "sampler.n=6", "device=cpu", "explain_precision=fp64"]
     found = []
     for name, environment in (("here", {}), ("there", OTHER_CPU)):
         folders = [f"results_dir={tmp_path / name}", f"cache_dir={cache}"]

@@ -30,8 +30,8 @@ class Explanation:
     def heatmaps(self, size: tuple[int, int], upsample: str | None = None) -> Tensor:
         """Maps enlarged to `size` and scaled to 0..1 per image: [B,H,W]. A constant map becomes all zero.
 
-        Values of single precision are enlarged in double: there bilinear weights lose no digit, so that pixels which
-        are equal by symmetry are equal in the last bit too, and their order is not up to the machine.
+        Rounded to single precision and enlarged in double, where the bilinear weights of 16 pixels lose no digit:
+        pixels that are equal by symmetry are equal in the last bit, and their order is not up to the machine.
         """
         mode = upsample or self.upsample
         options = {} if mode == "nearest" else {"align_corners": False}

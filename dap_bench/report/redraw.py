@@ -33,7 +33,10 @@ class Redraw:
         rows = pd.concat([cell.rows for cell in cells])
         rows = rows[rows["status"] == "ok"]
         self.rows = rows.drop_duplicates("sample_id").set_index("sample_id")
-        self.vit = config.instantiate(OmegaConf.create(cells[0].info["config"]["model"]), device=device)
+        settings = cells[0].info["config"]
+        self.vit = config.instantiate(OmegaConf.create(settings["model"]), device=device)
+        if settings.get("explain_precision") == "fp64":
+            self.vit = self.vit.double()
         self.configs = {cell.names["method"]: cell.info["config"]["method"] for cell in cells}
 
     @classmethod
@@ -103,7 +106,7 @@ class Redraw:
         if name not in self.samples.ids or name not in self.rows.index:
             raise UserError(f"{name} is not an image that these rows have measured.")
         data, _ = self.samples.read([self.samples.ids.index(name)])[0]
-        image = self.vit.transform(decode(data))[None].to(self.vit.parameter.device)
+        image = self.vit.transform(decode(data))[None].to(self.vit.parameter)
         return image, torch.tensor([int(self.rows.loc[name, "predicted"])], device=image.device)
 
     def _heatmaps(self, explanation: Any) -> np.ndarray:

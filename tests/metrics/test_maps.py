@@ -16,7 +16,7 @@ from dap_bench.explainers.base import Explanation
 from dap_bench.metrics.afs import FlowSparsity
 from dap_bench.metrics.base import Batch, ranks, spearman
 from dap_bench.metrics.cs import ClassSensitivity
-from dap_bench.metrics.lda import DecisionAlignment
+from dap_bench.metrics.lda import DecisionAlignment, raw_attention
 from dap_bench.metrics.localisation import MassInside, Pointing
 
 
@@ -196,3 +196,22 @@ def test_presets():
     assert printed["cs"].formula == "as_printed"
     assert printed["lda"].reference == "own_final"
     assert {printed[name].unit for name in printed} == {"patch"}
+
+
+def test_in_double_every_map_is_explained_in_double():
+    vit, gradcam, seen = load_vit("vit_shapes", device="cpu"), load_method("gradcam"), []
+
+    def spy(vit, images, classes, layers=False):
+        seen.append((vit.parameter.dtype, images.dtype))
+        return gradcam(vit, images, classes, layers=layers)
+
+    images = torch.stack([vit.transform(draw(index)[0]) for index in range(2)])
+    batch = Batch.of(vit, spy, images, layers=True, double=True)
+    ClassSensitivity()(batch)
+    for reference in ("prior", "prior_layers"):
+        DecisionAlignment(prior=spy, reference=reference)(batch)
+    assert seen == [(torch.float64, torch.float64)] * 4  # both classes, two references
+    assert raw_attention(batch)[-1].dtype == torch.float64
+    direct = gradcam(vit.double(), images.double(), batch.predicted).maps
+    assert torch.equal(batch.explanation.maps, direct)
+    assert vit.parameter.dtype == torch.float32
