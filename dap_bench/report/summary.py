@@ -86,6 +86,7 @@ def require_like(cells: list[CellRows]) -> None:
         identity = cell.info.get("identity", {})
         group = tuple(cell.names[name] for name in CELL[:3])
         conditions = {(*group, key): identity.get(key) for key in ("samples", "model", "precision")}
+        conditions[(*group, "explain_precision")] = identity.get("explain_precision", "fp32")  # older rows do not say
         metrics = identity.get("metric", {})
         conditions |= {(*group, f"metric {name}"): options for name, options in metrics.items()}
         for module, digest in identity.get("code", {}).items():

@@ -80,6 +80,12 @@ def test_cells_that_differ_in_more_than_the_method_are_refused(tmp_path):
     cell(tmp_path / "more", "b", [0.1], identity={"samples": "y"})
     with pytest.raises(UserError, match="they differ in samples"):
         summarize(tmp_path / "more")
+    cell(tmp_path / "precise", "a", [0.1], identity={})
+    cell(tmp_path / "precise", "b", [0.1], identity={"explain_precision": "fp32"})
+    summarize(tmp_path / "precise")
+    cell(tmp_path / "precise", "c", [0.1], identity={"explain_precision": "fp64"})
+    with pytest.raises(UserError, match="they differ in explain_precision"):
+        summarize(tmp_path / "precise")
 
 
 def test_metrics_that_were_edited_between_two_cells_are_named(tmp_path, caplog):
