@@ -11,7 +11,7 @@
 
 Min-max makes some d_i exactly 0, and their literal pairwise rows 0/0. Nothing ever reaches such a row, because its
 column is 0 too, so pairwise is computed in its source form. By the same cancellation `target` would be uniform;
-two readings differ from it: `zero_rows` leaves rows with d_i = 0 empty, `no_renorm` applies d_i after RowNorm.
+two readings differ from it: `no_renorm` applies d_i after RowNorm, `zero_rows` leaves rows with d_i = 0 empty.
 
 Where the prior is constant it says nothing: d = 1, the map is AR's, and `fallback` marks the image.
 """
@@ -24,7 +24,7 @@ from dap_bench.explainers.base import Explainer, Explanation, check, min_max
 from dap_bench.vit import ViT
 
 VARIANTS = ("pairwise", "source", "target", "final", "uniform")
-TARGETS = ("zero_rows", "no_renorm")
+TARGETS = ("no_renorm", "zero_rows")
 
 
 def dap(
@@ -35,7 +35,7 @@ def dap(
     *,
     prior: Explainer,
     variant: str = "pairwise",
-    target: str = "zero_rows",
+    target: str = "no_renorm",
 ) -> Explanation:
     check(vit, images, classes, variant=(variant, VARIANTS), target=(target, TARGETS))
     with vit.shared_traces():

@@ -90,8 +90,9 @@ def written_out(vit, images, classes, variant):
         product, rows = torch.eye(len(d)).double(), []
         for a in attention:
             step = a + torch.eye(len(d))
-            step = {"pairwise": step * torch.outer(d, d), "target": step * d[:, None]}.get(variant, step)
-            product = (step / step.sum(1, keepdim=True)).nan_to_num(0) @ product
+            step = {"pairwise": step * torch.outer(d, d), "zero_rows": step * d[:, None]}.get(variant, step)
+            step = (step / step.sum(1, keepdim=True)).nan_to_num(0)
+            product = (step * d[:, None] if variant == "no_renorm" else step) @ product
             rows.append(product[0, 1:])
         maps.append(product[0, 1:] * (d[1:] if variant == "final" else 1))
         layers.append(torch.stack(rows))
@@ -99,18 +100,19 @@ def written_out(vit, images, classes, variant):
 
 
 @pytest.mark.parametrize(
-    ("method", "variant"),
+    ("method", "options", "variant"),
     [
-        ("dap", "pairwise"),
-        ("dap_source", "pairwise"),
-        ("dap_target", "target"),
-        ("dap_final", "final"),
-        ("dap_uniform", "uniform"),
+        ("dap", {}, "pairwise"),
+        ("dap_source", {}, "pairwise"),
+        ("dap_target", {}, "no_renorm"),
+        ("dap_target", {"target": "zero_rows"}, "zero_rows"),
+        ("dap_final", {}, "final"),
+        ("dap_uniform", {}, "uniform"),
     ],
 )
-def test_dap_is_its_formulas(toy, method, variant):
+def test_dap_is_its_formulas(toy, method, options, variant):
     maps, layers = written_out(*toy, variant)
-    out = load_method(method)(*toy, layers=True)
+    out = load_method(method, **options)(*toy, layers=True)
     torch.testing.assert_close(out.maps, maps)
     torch.testing.assert_close(out.layers, layers)
     assert not out.fallback.any()
@@ -130,16 +132,6 @@ def test_dap_uniform_is_rollout(toy):
 def test_dap_is_zero_exactly_where_its_prior_is(toy):
     prior = load_method("gradcam")(*toy).maps
     assert torch.equal(load_method("dap")(*toy).maps == 0, prior == prior.amin(1, keepdim=True))
-
-
-def test_dap_target_without_renormalisation(toy):
-    vit, images, classes = toy
-    d = torch.cat([torch.ones(4, 1).double(), min_max(load_method("gradcam")(*toy).maps)], 1)
-    row = None
-    for a in reversed(vit.trace(images).attention):
-        step = row_norm(residual(a.mean(1))) * d[:, :, None]
-        row = step[:, :1] if row is None else row @ step
-    torch.testing.assert_close(load_method("dap_target", target="no_renorm")(*toy).maps, row[:, 0, 1:])
 
 
 @pytest.mark.parametrize("prior", ["legrad", "agcam", "ar", "cdam"])
