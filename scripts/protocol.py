@@ -103,9 +103,10 @@ best joint setting. They are the defaults of `metric=paper` and of `conf/method/
 
 `python scripts/protocol.py` makes this page. What is chosen comes from `results/reference/vit_t`, of whose 800 random
 images the 400 are a part; everything else from `results/reference/protocol`, where `cell.json` holds each config and
-command. What was only tried was explained in single precision, where of nearly equal pixels another may come first on
-another CPU: between single and double precision one image's Del or Ins in 20 moves by more than 1e-4, none by more than
-0.006, and no mean over 800 by more than 2e-5. For example (what the commands need is in the README):
+command. But for Target-only, what was only tried was explained in single precision, where of nearly equal pixels
+another may come first on another CPU: between single and double precision one image's Del or Ins in 20 moves by more
+than 1e-4, none by more than 0.006, and no mean over 800 by more than 2e-5. For example (what the commands need is in
+the README):
 
 ```sh
 only_tried='experiment=reference explain_precision=fp32 sampler=non_balanced sampler.n=400'
