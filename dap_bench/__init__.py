@@ -17,7 +17,7 @@ _HOMES = {
     "load_method": "dap_bench.config",
     "load_metrics": "dap_bench.config",
     "load_vit": "dap_bench.config",
-    "summarize": "dap_bench.report",
+    "summarize": "dap_bench.report.summary",
 }
 
 

@@ -7,16 +7,14 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from dap_bench import runner
-from dap_bench.config import CONF, sentence
-from dap_bench.errors import UserError
+from dap_bench.config import COMPOSING, CONF, check_overrides, sentence
+from dap_bench.errors import Interrupted, UserError, redacted
 
-ERRORS = (UserError, HydraException, OmegaConfBaseException)  # the user's to put right
+ERRORS = (UserError, *COMPOSING)  # what a user can correct
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
@@ -46,13 +44,14 @@ def _asked(job: Any) -> list[str]:
 
 
 def main() -> None:
-    """Errors that are the user's to put right are one sentence and exit code 2; others keep their traceback."""
+    """Errors that a user can correct are one sentence and exit code 2; others keep their traceback."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let Hydra's exceptions reach us instead of being printed by it
     try:
+        check_overrides(sys.argv[1:])
         cell()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("\nstopped; every finished batch is saved: repeat the same command to go on.", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(stop.code if isinstance(stop, Interrupted) else 130)
     except ERRORS as error:
         _stop(error)
     except RuntimeError as error:
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 def _stop(error: Exception) -> None:
-    print(f"dap_bench: {sentence(error)}", file=sys.stderr)
+    print(f"dap_bench: {redacted(sentence(error, sys.argv[1:]))}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -1,9 +1,10 @@
 """Configs, and objects made from them: what `conf/` says is what the command line and a notebook both get."""
 
-import ast
 import re
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from dap_bench.errors import UserError, path
+from dap_bench.errors import UserError, keep_private, one_of, path, whole
+
+COMPOSING = (HydraException, OmegaConfBaseException, YAMLError)  # what goes wrong while a config is put together
+GROUPS = ("model", "method", "sampler", "data", "metric", "experiment")
 
 # in an installed wheel conf/ is inside the package, in a source tree beside it
 CONF = next(
@@ -21,19 +26,77 @@ CONF = next(
 )
 
 
+_folders: list[Path] = []  # of configs that the user has named besides conf/
+
+
+def add_folder(folder: str) -> None:
+    """Find configs in another folder too, as --config-dir does, and their functions beside it."""
+    place = path("--config-dir", folder)
+    if not place.is_dir():
+        raise UserError(f"--config-dir {folder} is not a folder.")
+    _folders.append(place.resolve())
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # where `python -m dap_bench` finds a method of one's own
+
+
 def compose(*overrides: str) -> DictConfig:
     """The config that `python -m dap_bench OVERRIDES` would run."""
+    check_overrides(overrides)
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose("config", list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(sentence(error)) from error
+            return hydra.compose("config", [*_searchpath(), *overrides])
+    except COMPOSING as error:
+        raise UserError(sentence(error, overrides)) from error
 
 
 def choices(group: str) -> list[str]:
     """The names that `group=` takes."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-        return GlobalHydra.instance().config_loader().get_group_options(group)
+        loader = GlobalHydra.instance().config_loader()
+        return loader.get_group_options(group, config_name="config", overrides=_searchpath())
+
+
+def _searchpath() -> list[str]:
+    return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in _folders)}]"] if _folders else []
+
+
+def restored(group: str, stored: Any, name: str = "") -> DictConfig | None:
+    """The config in conf/, or in a folder that the user named, which a stored one was made from; None if there is none.
+
+    What is stored is data: of it only plain options are taken, numbers and words, never a target or a path.
+    """
+    for choice in sorted(choices(group), key=lambda choice: choice != name):
+        node = compose(f"{group}={choice}")[group]
+        if _restore(node, stored):
+            return node
+    return None
+
+
+def _restore(node: DictConfig, stored: Any) -> bool:
+    """Give a config the plain options of a stored one; False where the two are not of one kind."""
+    if not isinstance(stored, dict) or set(stored) - {"class_names", "checkpoint"} - {str(key) for key in node}:
+        return False
+    for key, value in stored.items():
+        if key in ("class_names", "checkpoint"):
+            continue  # the model's own names and weights
+        own: Any = None if OmegaConf.is_missing(node, key) else node[key]
+        if own == value:
+            continue
+        if key == "prior":
+            value = restored("method", value)
+        elif OmegaConf.is_dict(own):
+            value = own if _restore(own, value) else None
+        elif key.startswith("_") or not (value is None or isinstance(value, bool | int | float) or _is_word(value)):
+            return False
+        if value is None and OmegaConf.is_dict(own):
+            return False
+        node[key] = value
+    return True
+
+
+def _is_word(value: Any) -> bool:
+    """Whether a text can be an option's choice or a timm tag: it cannot be a path."""
+    return isinstance(value, str) and re.fullmatch(r"\w[\w+-]{0,63}(\.[\w-]{1,63})?", value) is not None
 
 
 def load_vit(name: str, device: str = "auto", precision: str = "fp32", **overrides: Any) -> Any:
@@ -51,7 +114,7 @@ def load_method(name: str, **overrides: Any) -> Any:
     objects = {key: value for key, value in overrides.items() if callable(value)}  # a prior that is no config
     options = {key: value for key, value in overrides.items() if key not in objects}
     node = OmegaConf.create({"_target_": name, "_partial_": True, **options}) if "." in name else None
-    explain = instantiate(node or _node("method", name, options))
+    explain = instantiate_method(node or _node("method", name, options))
     return partial(explain, **objects) if objects else explain
 
 
@@ -60,7 +123,24 @@ def load_metrics(*names: str) -> dict[str, Any]:
     return instantiate_metrics(compose(f"metric=[{','.join(names)}]").metric)
 
 
+def instantiate_method(node: DictConfig) -> Any:
+    """The explainer that a config names."""
+    explain = instantiate(node) if OmegaConf.is_dict(node) else None
+    if not callable(explain):
+        raise UserError(
+            f"the method's config ({str(node)[:80]}) names no function; its YAML needs _target_: MODULE.FUNCTION "
+            "and _partial_: true."
+        )
+    prior = getattr(explain, "keywords", {}).get("prior", explain)
+    if not callable(prior):
+        raise UserError(f"the prior is an explainer, not {prior!r}; choose it with a slash: method/prior={prior}.")
+    return explain
+
+
 def instantiate_metrics(node: DictConfig) -> dict[str, Any]:
+    """The metrics that a config names, by the names they have in it."""
+    if not OmegaConf.is_dict(node) or not node:
+        raise UserError(f"metric={node} is none; it takes {', '.join(choices('metric'))}, or some: metric=[cs,afs].")
     for name, options in node.items():
         if not OmegaConf.is_dict(options):
             raise UserError(
@@ -112,67 +192,41 @@ def resolve_checkpoint(checkpoint: str) -> Path:
     return path("model.checkpoint", checkpoint)
 
 
-def targets(node: Any) -> set[str]:
-    """Every `_target_` in a resolved config."""
-    if not isinstance(node, dict):
-        return set()
-    own = {node["_target_"]} if "_target_" in node else set()
-    return own.union(*(targets(value) for value in node.values()))
+# ---------------------------------------------------------------------- mistakes
 
 
-def source_files(target: str) -> dict[str, Path]:
-    """The modules that a `_target_` rests on, found without importing them: its own, and what those import from
-    dap_bench, from its own package and from its own folder."""
-    found: dict[str, Path] = {}
-    queue = [target.rpartition(".")[0]]
-    home = _file_of(queue[0].partition(".")[0]) or _file_of(queue[0])
-    while queue:
-        module = queue.pop()
-        file = None if module in found else _file_of(module)
-        if file is None or ("site-packages" in file.parts and found and not module.startswith("dap_bench")):
-            continue
-        root = module.partition(".")[0]
-        beside = home is not None and (file.parent == home.parent or root == target.partition(".")[0])
-        if root != "dap_bench" and not beside:
-            continue
-        found[module] = file
-        package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        for node in ast.walk(_parsed(file)):
-            if isinstance(node, ast.ImportFrom):
-                base = package.rsplit(".", node.level - 1)[0] if node.level else ""
-                name = ".".join(part for part in (base, node.module) if part)
-                queue += [name, *(f"{name}.{each.name}" for each in node.names)]
-            elif isinstance(node, ast.Import):
-                queue += [each.name for each in node.names]
-    return found
+def check(cfg: DictConfig) -> None:
+    """The keys that say how to run."""
+    whole("batch_size", cfg.batch_size)
+    whole("workers", cfg.workers)
+    if cfg.chunk_size is not None:
+        whole("chunk_size", cfg.chunk_size)
+    one_of("precision", cfg.precision, ("fp32", "tf32", "bf16"))
+    one_of("explain_precision", cfg.explain_precision, ("fp32", "fp64"))
+    one_of("overwrite", cfg.overwrite, (True, False, "failed"))
+    for key in ("keep_curves", "keep_maps", "debug"):
+        one_of(key, cfg[key], (True, False))
+    keep_private(set(re.findall(r"\$\{oc\.env:(\w+)", str(OmegaConf.to_container(cfg, resolve=False)))))
 
 
-def _parsed(file: Path) -> ast.Module:
-    try:
-        return ast.parse(file.read_bytes(), str(file))
-    except (SyntaxError, ValueError) as error:
-        raise UserError(f"{file} is not Python ({error}).") from error
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Mistakes in arguments that Hydra answers in riddles."""
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if equals and value.endswith(","):
+            raise UserError(f"{text} ends in a comma; write a sweep without blanks: -m {key}=a,b.")
+        if key in GROUPS and re.fullmatch(r"null|nan|[+-]?inf|true|false|[+-]?[\d.]+|\[\]|", value, re.IGNORECASE):
+            raise UserError(f"{text}: {key} takes a name, one of {', '.join(choices(key))}.")
+        if key in GROUPS and key != "metric" and value.startswith("["):
+            raise UserError(f"{text}: {key} takes one name; for several cells write -m {key}={value.strip('[]')}.")
 
 
-def _file_of(module: str) -> Path | None:
-    root, *inner = module.split(".")
-    try:
-        spec = find_spec(root) if root else None
-    except ValueError:  # a module without a spec, such as __main__
-        return None
-    if spec is None:
-        return None
-    if not inner:
-        return Path(spec.origin) if spec.origin and Path(spec.origin).suffix == ".py" else None
-    places = [Path(folder).joinpath(*inner) for folder in spec.submodule_search_locations or ()]
-    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
-    return next((file for file in files if file.is_file()), None)
-
-
-def sentence(error: BaseException) -> str:
+def sentence(error: BaseException, overrides: Sequence[str] = ()) -> str:
     """An error in one line; one of Hydra or OmegaConf without its search paths and hints, but with the choices."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, YAMLError):
+        return f"a config is not YAML: {' '.join(str(error).split())}"
     lines: list[str] = []
     for cause in (error, error.__cause__):
         for line in str(cause or "").split("Config search path")[0].splitlines():
@@ -181,4 +235,24 @@ def sentence(error: BaseException) -> str:
                 lines.append(text)
     text = " ".join(lines)
     missing = re.search(r"Could not load '([\w/]+)/\w+'", text)
-    return f"{text} Available options: {', '.join(choices(missing[1]))}" if missing else text
+    if missing:
+        return f"{text} Available options: {', '.join(choices(missing[1]))}"
+    unknown = re.search(r"Could not override '([^']+)'", text)
+    return f"there is no key {unknown[1]}{_near(unknown[1], overrides)}" if unknown else text
+
+
+def _near(key: str, overrides: Sequence[str]) -> str:
+    """The keys that may have been meant."""
+    *parents, last = key.split(".")
+    chosen = [text for text in overrides if text.partition("=")[0] in GROUPS and "," not in text]
+    try:
+        node: Any = compose(*chosen)
+        for parent in parents:
+            node = node[parent]
+        keys = [str(name) for name in node if not str(name).startswith("_") and name != "hydra"]
+    except (UserError, *COMPOSING, TypeError):
+        return "."
+    keys += [] if parents else ["experiment"]
+    near = [".".join([*parents, name]) for name in get_close_matches(last, keys, 3)]
+    listed = ", ".join(".".join([*parents, name]) for name in keys)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; there are {listed}."

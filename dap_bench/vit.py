@@ -174,6 +174,14 @@ class ViT:
         return self.grid[0] * self.grid[1]
 
     @property
+    def device(self) -> torch.device:
+        return self.parameter.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parameter.dtype
+
+    @property
     def parameter(self) -> nn.Parameter:
         """Any parameter: it tells the model's device and dtype."""
         return next(self.model.parameters())

@@ -11,7 +11,8 @@ from dap_bench.report import figures
 from dap_bench.report.command import command
 from dap_bench.report.layouts import ABLATION, METHODS, ordered
 from dap_bench.report.redraw import Redraw
-from dap_bench.report.summary import REFERENCE, load_rows, require_like
+from dap_bench.report.rows import load_rows, require_like
+from dap_bench.report.summary import REFERENCE
 
 ABLATIONS = {*ABLATION, "dap_source"} - {REFERENCE}
 LAYER_METHODS = ("ar", "gmar", "gradcam", REFERENCE)

@@ -14,7 +14,7 @@ from dap_bench.errors import UserError
 from dap_bench.report.command import command
 from dap_bench.report.compare import published
 from dap_bench.report.layouts import METHODS, METRICS, SAMPLERS, label
-from dap_bench.report.summary import CellRows, load_rows
+from dap_bench.report.rows import CellRows, load_rows
 
 Reading = tuple[str, str]  # the cell that holds it, and the metric's name there
 Question = dict[str, dict[tuple[str, str], Reading]]  # answer -> where each published (method, metric) is read

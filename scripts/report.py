@@ -10,7 +10,8 @@ from dap_bench.errors import UserError
 from dap_bench.report.command import command
 from dap_bench.report.compare import compare, published
 from dap_bench.report.page import write_page
-from dap_bench.report.summary import load_rows, summarize
+from dap_bench.report.rows import load_rows
+from dap_bench.report.summary import summarize
 
 
 @command(

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dap_bench import UserError, config, runner, store
-from dap_bench.data import samples
 from dap_bench.vit import ViT
 
 SCORED = ["metric=[deletion,tcc]", "metric.deletion.steps=6"]
@@ -56,16 +55,6 @@ def test_a_damaged_part_is_computed_again(tmp_path, cache, undisturbed, harm, mo
     parts = run(tmp_path, cache).parts()
     parts[2].write_bytes(parts[2].read_bytes()[:-20] if harm == "cut" else harm)
     assert values(run(tmp_path, cache)) == undisturbed
-
-
-def test_a_cache_of_an_older_version_is_drawn_again(tmp_path, undisturbed):
-    first = run(tmp_path / "rows", tmp_path / "cache")
-    (manifest,) = (tmp_path / "cache").rglob("manifest.json")
-    text = manifest.read_text()
-    assert f'"version": {samples.VERSION}' in text
-    manifest.write_text(text.replace(f'"version": {samples.VERSION}', '"version": 0'))
-    again = run(tmp_path / "again", tmp_path / "cache")
-    assert values(first) == values(again) == undisturbed
 
 
 def test_a_corrupt_image_among_good_ones_changes_no_other(tmp_path, cache):

@@ -45,9 +45,7 @@ def test_your_own_method_from_a_folder_outside_the_project(tmp_path, tmp_path_fa
     assert table["mean"].drop(no_layers).notna().all()
 
     def script(name):
-        command = [sys.executable, str(SCRIPTS / name), f"paper={SCRIPTS.parent / 'results' / 'paper'}"][
-            : 2 + (name == "report.py")
-        ]
+        command = [sys.executable, str(SCRIPTS / name), "--config-dir", "my_conf"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -13,7 +13,8 @@ from dap_bench import config, runner
 from dap_bench.data.images import decode
 from dap_bench.metrics.base import Batch
 from dap_bench.report.layouts import label
-from dap_bench.report.summary import load_rows, summarize
+from dap_bench.report.rows import load_rows
+from dap_bench.report.summary import summarize
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "results" / "reference" / "vit_t"

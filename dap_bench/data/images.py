@@ -2,21 +2,40 @@
 
 import io
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from threading import Lock
+from typing import Any
 
+import numpy as np
 from PIL import Image, ImageOps
 
+FORMATS = {  # by file name; Pillow is asked for these and no others, some of which start programs
+    ".bmp": "BMP",
+    ".gif": "GIF",
+    ".jpeg": "JPEG",
+    ".jpg": "JPEG",
+    ".png": "PNG",
+    ".ppm": "PPM",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".webp": "WEBP",
+}
 MAX_BYTES = 64 * 2**20
-MAX_PIXELS = 100_000_000
+MAX_PIXELS = 64_000_000
+LARGE = 8_000_000  # pixels above which pictures are decoded one at a time
+_large = Lock()
 
 
 class BadImage(ValueError):
     """An image that cannot be used; it becomes a failed row, not the end of the run."""
 
 
-def decode(data: bytes) -> Image.Image:
-    """Decode any mode (CMYK, grey, palette, 16 bit) and EXIF orientation to upright RGB.
+def decode(data: bytes, then: Callable[[Image.Image], Any] | None = None) -> Any:
+    """Decode any mode (CMYK, grey, palette, 16 bit, floating point) and EXIF orientation to upright RGB.
 
-    Size is checked on the header, before any pixel is decoded.
+    Size is checked on the header, before any pixel is decoded. `then` is what is made of the picture; of large ones
+    only one at a time is in memory until that is done.
     """
     if not data:
         raise BadImage("the image is empty")
@@ -25,14 +44,25 @@ def decode(data: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image: Image.Image = Image.open(io.BytesIO(data))
-        if image.width * image.height > MAX_PIXELS:
+            image: Image.Image = Image.open(io.BytesIO(data), formats=sorted(set(FORMATS.values())))
+        pixels = image.width * image.height
+        if pixels > MAX_PIXELS:
             raise BadImage(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
-        image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # 16-bit grey: Pillow would clip it at 255 instead of scaling
-            image = image.point(lambda value: value / 256).convert("L")
-        return image.convert("RGB")
+        with _large if pixels > LARGE else nullcontext():
+            upright = _rgb(ImageOps.exif_transpose(image))
+            return then(upright) if then else upright
     except BadImage:
         raise
     except Exception as error:  # Pillow raises many kinds, SyntaxError and struct.error among them
         raise BadImage(f"the image cannot be decoded ({type(error).__name__}: {error})") from error
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey: Pillow would clip it at 255 instead of scaling
+        image = image.point(lambda value: value / 256).convert("L")
+    if image.mode == "F":  # Pillow would cut 0..1 down to black
+        values = np.asarray(image)
+        if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= 255):
+            raise BadImage("an image of floating-point numbers must hold 0..1 or 0..255")
+        image = Image.fromarray((values * (255 if values.max() <= 1 else 1)).round().astype(np.uint8))
+    return image.convert("RGB")

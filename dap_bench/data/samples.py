@@ -1,15 +1,22 @@
 """The frozen sample set: drawn once, then shared by every model, method and process.
 
-One folder per set in the cache: `samples.parquet` (id, label, sha256, data, mask) and `manifest.json`. The folder is
-written under a temporary name and moved into place, so it is either whole or not there.
+    CACHE/samples/<digest>/samples.parquet    id, label, sha256, mask_sha256, data, mask
+    CACHE/draws/<key>.json                    which set a draw from a source gave, when it was last made
+
+A set is known by its content: `digest` is the SHA-256 over all ids, labels and hashes. A draw is remembered by what
+the source and the sampler say they are, so that a source which has not changed need not be read again. Both are
+written under a temporary name and moved into place: they are either whole or not there.
 """
 
+import csv
+import io
 import json
 import logging
-import os
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,10 +25,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from dap_bench.data.sources import Source
+from dap_bench import files
+from dap_bench.data.sources.base import Source
 from dap_bench.errors import UserError
 
-VERSION = 2
+VERSION = 3
 ROWS = 16  # images per row group: the least that is read at a time
 SCHEMA = pa.schema(
     [
@@ -33,7 +41,7 @@ SCHEMA = pa.schema(
         ("mask", pa.binary()),
     ]
 )
-LISTED = ["id", "label", "sha256", "mask_sha256"]  # what the manifest and its digest cover
+LISTED = ["id", "label", "sha256", "mask_sha256"]  # what the digest covers
 log = logging.getLogger(__name__)
 
 
@@ -43,98 +51,127 @@ def _hash(data: bytes | None) -> str:
 
 @dataclass(frozen=True)
 class SampleSet:
-    """The images of a run. `digest` is the SHA-256 over all ids, labels and contents."""
+    """The images of a run."""
 
     folder: Path
     ids: list[str]
     labels: list[int]
     hashes: list[str]
     mask_hashes: list[str]
-    digest: str
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @cached_property
+    def digest(self) -> str:
+        """The SHA-256 over all ids, labels and contents."""
+        return sha256(self.manifest().encode()).hexdigest()
+
     def manifest(self) -> str:
         """The set as CSV text."""
-        columns = zip(self.ids, self.labels, self.hashes, self.mask_hashes, strict=True)
-        return "sample_id,label,sha256,mask_sha256\n" + "".join(f"{','.join(map(str, row))}\n" for row in columns)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["sample_id", "label", "sha256", "mask_sha256"])
+        writer.writerows(zip(self.ids, self.labels, self.hashes, self.mask_hashes, strict=True))
+        return text.getvalue()
 
     def read(self, indices: Sequence[int]) -> list[tuple[bytes, bytes | None]]:
         """The encoded images and object masks of some samples, checked against the manifest."""
         found: dict[int, tuple[bytes, bytes | None]] = {}
-        with pq.ParquetFile(self.folder / "samples.parquet") as parquet:
-            for number in sorted({index // ROWS for index in indices}):
-                group = parquet.read_row_group(number, columns=["data", "mask"])
-                for index in indices:
-                    if index // ROWS == number:
-                        data, mask = (group.column(name)[index % ROWS].as_py() for name in ("data", "mask"))
-                        if (_hash(data), _hash(mask)) != (self.hashes[index], self.mask_hashes[index]):
-                            raise UserError(
-                                f"the sample cache {self.folder} is damaged at {self.ids[index]}; "
-                                "delete that folder and run again."
-                            )
-                        found[index] = data, mask
+        try:
+            with pq.ParquetFile(self.folder / "samples.parquet") as parquet:
+                for number in sorted({index // ROWS for index in indices}):
+                    group = parquet.read_row_group(number, columns=["data", "mask"])
+                    for index in indices:
+                        if index // ROWS == number:
+                            data, mask = (group.column(name)[index % ROWS].as_py() for name in ("data", "mask"))
+                            if (_hash(data), _hash(mask)) != (self.hashes[index], self.mask_hashes[index]):
+                                raise ValueError(f"{self.ids[index]} is not what was drawn")
+                            found[index] = data, mask
+        except (OSError, ValueError, IndexError, KeyError, pa.ArrowException) as error:
+            if not isinstance(error, OSError):  # so that the next start draws it again
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise UserError(
+                f"the sample cache {self.folder} was removed or damaged ({str(error).splitlines()[0]}); "
+                "repeat the same command to draw it again."
+            ) from error
         return [found[index] for index in indices]
 
 
 def frozen(
-    source: Source, draw: Callable[[Sequence[int]], list[int]], identity: dict[str, Any], cache: Path
+    source: Source, draw: Callable[[Sequence[int]], list[int]], sampler: dict[str, Any], cache: Path
 ) -> SampleSet:
     """The sample set that `draw` takes from `source`; from the cache if it was drawn before.
 
-    `identity` describes the sampler, as `source.identity()` does the source: both make the key.
+    `sampler` describes the draw, as `source.identity()` does the source: both make the key.
     """
-    whole = {"version": VERSION, "source": source.identity(), "sampler": identity}
-    key = sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:20]
-    folder = cache / "samples" / key
+    identity = {"version": VERSION, "source": source.identity(), "sampler": sampler}
+    key = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
+    samples = _remembered(cache, key)
+    if samples is not None:
+        return samples
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):  # of processes that start together one draws, the others wait
-            samples = load(folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        files.sweep(cache / "samples")
+        with FileLock(cache / f".{key}.lock"):  # of processes that start together one draws, the others wait
+            samples = _remembered(cache, key)
             if samples is None:
-                _freeze(folder, source, draw, whole)
-                samples = load(folder)
+                samples = _freeze(cache, source, draw)
+                files.write_text(cache / "draws" / f"{key}.json", json.dumps({"digest": samples.digest}))
+        (cache / f".{key}.lock").unlink(missing_ok=True)  # who waited for it holds it still, and finds the set
+        return samples
     except OSError as error:
-        raise UserError(f"the sample cache {cache} cannot be written ({error}); set cache_dir=FOLDER.") from error
-    if samples is None:
-        raise UserError(f"the sample cache {folder} cannot be read back; check the disk.")
-    return samples
+        # somebody else's cache may have the set all the same
+        with tempfile.TemporaryDirectory() as folder:
+            digest = _freeze(Path(folder), source, draw).digest
+        samples = load(cache, digest)
+        if samples is None:
+            raise UserError(f"the sample cache {cache} cannot be written ({error}); set cache_dir=FOLDER.") from error
+        return samples
 
 
-def load(folder: Path) -> SampleSet | None:
-    """The set in `folder`, or None where there is none or its manifest does not fit its content."""
-    if not folder.exists():
+def _remembered(cache: Path, key: str) -> SampleSet | None:
+    """The set of a draw that was made before, from a source that has not changed since."""
+    try:
+        return load(cache, json.loads((cache / "draws" / f"{key}.json").read_text())["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def load(cache: Path, digest: str) -> SampleSet | None:
+    """The set with this digest, or None where there is none or it is not what it should be."""
+    if not (isinstance(digest, str) and digest.isalnum()):
+        return None
+    folder = cache / "samples" / digest
+    if not folder.is_dir():
         return None
     try:
-        digest = json.loads((folder / "manifest.json").read_text())["digest"]
         table = pq.read_table(folder / "samples.parquet", columns=LISTED)
-    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
-        table, digest = None, None
-    if table is not None:
-        ids, labels, hashes, mask_hashes = (table.column(name).to_pylist() for name in LISTED)
-        samples = SampleSet(folder, ids, labels, hashes, mask_hashes, digest)
-        if sha256(samples.manifest().encode()).hexdigest() == digest:
+        samples = SampleSet(folder, *(table.column(name).to_pylist() for name in LISTED))
+        if samples.digest == digest:
             return samples
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        pass
     log.warning("the sample cache %s is damaged and is drawn again", folder)
     return None
 
 
-def _freeze(folder: Path, source: Source, draw: Callable[[Sequence[int]], list[int]], whole: dict[str, Any]) -> None:
-    positions = draw(source.labels())
-    draft = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+def _freeze(cache: Path, source: Source, draw: Callable[[Sequence[int]], list[int]]) -> SampleSet:
+    """Draw, and write the set under its digest."""
+    draft = files.draft_in(cache / "samples")
+    draft.mkdir(parents=True)
     try:
+        positions = draw(source.labels())
         columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
         listed: dict[str, list[Any]] = {name: [] for name in LISTED}
         seen: set[str] = set()
         with pq.ParquetWriter(draft / "samples.parquet", SCHEMA, compression="none") as writer:
             for count, (position, record) in enumerate(zip(positions, source.fetch(positions), strict=True), 1):
-                identifier = record.id if record.id not in seen else f"{record.id}#{position}"
+                identifier = record.id
+                while identifier in seen:
+                    identifier += f"#{position}"
                 seen.add(identifier)
-                both = _hash(record.data), _hash(record.mask)
-                row = (identifier, record.label, *both, record.data, record.mask)
+                row = (identifier, record.label, _hash(record.data), _hash(record.mask), record.data, record.mask)
                 for name, value in zip(SCHEMA.names, row, strict=True):
                     columns[name].append(value)
                 if count % ROWS == 0 or count == len(positions):
@@ -143,11 +180,11 @@ def _freeze(folder: Path, source: Source, draw: Callable[[Sequence[int]], list[i
                         if name in listed:
                             listed[name] += values
                         values.clear()
-        ids, labels, hashes, mask_hashes = (listed[name] for name in LISTED)
-        samples = SampleSet(draft, ids, labels, hashes, mask_hashes, "")
-        digest = sha256(samples.manifest().encode()).hexdigest()
-        (draft / "manifest.json").write_text(json.dumps({"digest": digest, "n": len(samples), **whole}, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
+        samples = SampleSet(draft, *(listed[name] for name in LISTED))
+        folder = draft.with_name(samples.digest)
+        if load(cache, samples.digest) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            draft.rename(folder)
+        return replace(samples, folder=folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

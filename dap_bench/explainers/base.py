@@ -1,7 +1,8 @@
 """What every explainer returns, and how a map of patches becomes a heatmap of pixels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,44 @@ class Explanation:
 
 
 Explainer = Callable[..., Explanation]
+
+
+def checked(found: Any, grid: tuple[int, int], images: Tensor) -> Explanation:
+    """What an explainer returned for `images`, as an Explanation of patches on `grid`, or what is wrong with it.
+
+    A mistake of the method is a UserError; a number that is none is a ValueError, and fails the image alone.
+    """
+    if isinstance(found, Tensor):
+        found = Explanation(found, grid)
+    if not isinstance(found, Explanation):
+        raise UserError(f"the explainer returned a {type(found).__name__}; return an Explanation, or its maps [B,P].")
+    batch, patches = len(images), found.grid[0] * found.grid[1]
+    shapes = {
+        "maps": (batch, patches),
+        "layers": (batch, -1, patches),
+        "single": (batch, -1, patches),
+        "fallback": (batch,),
+    }
+    for name, expected in shapes.items():
+        tensor = getattr(found, name)
+        if tensor is None and name != "maps":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"the explanation's {name} must be a tensor, not a {type(tensor).__name__}.")
+        shape = tuple(tensor.shape)
+        if len(shape) != len(expected) or any(
+            want not in (-1, size) for want, size in zip(expected, shape, strict=True)
+        ):
+            wanted = ", ".join("L" if want == -1 else str(want) for want in expected)
+            raise UserError(f"the explanation's {name} has shape {list(shape)}, expected [{wanted}].")
+        if tensor.device != images.device and images.device.type != "mps":  # which has no double precision
+            raise UserError(f"the explanation's {name} is on {tensor.device}, its images on {images.device}.")
+        if name != "fallback" and not tensor.is_floating_point():
+            raise UserError(f"the explanation's {name} holds {tensor.dtype}, expected floating-point numbers.")
+        if not tensor.float().isfinite().all():
+            raise ValueError(f"the explanation's {name} is not finite")
+    detached = {name: getattr(found, name).detach() for name in shapes if getattr(found, name) is not None}
+    return replace(found, **detached)
 
 
 def min_max(values: Tensor) -> Tensor:

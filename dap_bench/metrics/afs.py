@@ -11,13 +11,13 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dap_bench.metrics.base import Batch, check_options, top_count
+from dap_bench.metrics.base import Batch, OfCurve, as_curve, check_options, top_count
 
 POINTS = 20  # intervals of the curve
 
 
 @dataclass(frozen=True)
-class FlowSparsity:
+class FlowSparsity(OfCurve):
     unit: str = "pixel"
     upsample: str | None = None  # None: as the method's authors do
     fraction: float = 0.10
@@ -29,10 +29,10 @@ class FlowSparsity:
     def __post_init__(self) -> None:
         check_options(unit=self.unit, upsample=self.upsample, fraction=self.fraction, rounding=self.rounding)
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def with_curve(self, batch: Batch) -> tuple[Tensor, Tensor]:
         values = batch.values(batch.explanation, self.unit, self.upsample).double()
         total = values.shape[1]
         mass = values.sort(dim=1, descending=True).values.cumsum(1)
         shares = pad(mass / mass[:, -1:], (1, 0))  # of the first 0, 1, ... all
-        batch.keep("afs", [shares[:, round(step * total / POINTS)] for step in range(POINTS + 1)])
-        return shares[:, top_count(self.fraction, total, self.rounding)]
+        curve = as_curve([shares[:, round(step * total / POINTS)] for step in range(POINTS + 1)])
+        return shares[:, top_count(self.fraction, total, self.rounding)], curve

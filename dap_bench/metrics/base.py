@@ -1,6 +1,6 @@
 """What metrics are given, and the arithmetic they share."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import floor
@@ -11,11 +11,15 @@ from torch import Tensor
 
 from dap_bench.errors import UserError, one_of
 from dap_bench.explainers.base import Explainer, Explanation, min_max
+from dap_bench.isolation import altered, copied, explained
 from dap_bench.vit import ViT
 
 
 class Metric(Protocol):
-    """A number per image, NaN where it is not defined; `better` is the direction of improvement."""
+    """A number per image, NaN where it is not defined; `better` is the direction of improvement.
+
+    A metric that is read off a curve has a method `with_curve` too, which gives both.
+    """
 
     better: ClassVar[str]  # "higher" or "lower"
     needs: ClassVar[tuple[str, ...]]  # "layers", "masks", "alternative" cost time: made only if asked for
@@ -23,11 +27,22 @@ class Metric(Protocol):
     def __call__(self, batch: "Batch") -> Tensor: ...
 
 
+class OfCurve:
+    """A metric that is read off a curve."""
+
+    def __call__(self, batch: "Batch") -> Tensor:
+        return self.with_curve(batch)[0]
+
+    def with_curve(self, batch: "Batch") -> tuple[Tensor, Tensor | None]:
+        """The values [B], and the curve [B,points] where there is one."""
+        raise NotImplementedError
+
+
 @dataclass
 class Batch:
     """Some images, what the model says of them, and their explanations, made when first asked for."""
 
-    vit: ViT
+    vit: ViT  # for scoring; explainers work on copies
     explain: Explainer
     images: Tensor  # [B,3,H,W], normalised
     predicted: Tensor  # [B] the class explained
@@ -40,8 +55,6 @@ class Batch:
     ids: list[Any] = field(default_factory=list)  # names of the images, for `known`
     known: dict[Any, Any] = field(default_factory=dict)  # what is the same for all explainers of these images
     orders: dict[Any, Tensor] = field(default_factory=dict)  # ranks of pixels, shared by metrics
-    curves: dict[str, Tensor] = field(default_factory=dict)  # what metrics kept
-    metric: str | None = None  # the name under which the metric at work was configured
 
     @classmethod
     def of(cls, vit: ViT, explain: Explainer, images: Tensor, **options: Any) -> "Batch":
@@ -54,19 +67,39 @@ class Batch:
 
     @cached_property
     def explanation(self) -> Explanation:
-        return self.explained_by(self.explain, self.predicted, layers=self.layers)
+        return explained(self.explain, self._own, self._inputs, self.predicted, self.ids, self.layers)
 
     @cached_property
     def alternative_explanation(self) -> Explanation:
-        return self.explained_by(self.explain, self.alternative)
+        if "_own" in vars(self) and altered(self._own, self.vit):
+            del self._own  # the explainer has changed its copy of the model: take another
+        return explained(self.explain, self._own, self._inputs, self.alternative, self.ids)
 
-    def explained_by(self, explain: Explainer, classes: Tensor, **options: Any) -> Explanation:
-        return explain(*self.explained, classes, **options)
+    def explain_all(self, alternative: bool) -> None:
+        """Make the explanations now, from shared traces, and let go of the copy of the model they were made on."""
+        with self._own.shared_traces():
+            _ = self.explanation
+            if alternative:
+                _ = self.alternative_explanation
+        vars(self).pop("_own", None)
+
+    def explained_by(self, explain: Explainer, classes: Tensor, layers: bool = False) -> Explanation:
+        """The explanation that a metric asks of another explainer, as its reference."""
+        return explained(explain, *self.reference, classes, self.ids, layers)
 
     @cached_property
-    def explained(self) -> tuple[ViT, Tensor]:
-        """The model and the images in the precision of explanations."""
-        return (self.vit.double(), self.images.double()) if self.double else (self.vit, self.images)
+    def reference(self) -> tuple[ViT, Tensor]:
+        """The model and the images that metrics may look inside, in the precision of explanations."""
+        return copied(self.vit, self.double), self._inputs
+
+    @cached_property
+    def _own(self) -> ViT:
+        """The model of the explainer under test."""
+        return copied(self.vit, self.double)
+
+    @cached_property
+    def _inputs(self) -> Tensor:
+        return self.images.double() if self.double else self.images
 
     def values(self, explanation: Explanation, unit: str, upsample: str | None = None) -> Tensor:
         """An explanation as [B,n] values in 0..1: of the heatmap's pixels or of the patches."""
@@ -83,17 +116,16 @@ class Batch:
             return values
         return torch.tensor([self.known[key] for key in keys], dtype=torch.float64, device=self.images.device)
 
-    def keep(self, name: str, points: list[Tensor]) -> Tensor:
-        """Points [B] of a curve as [B,points], kept for those who want the curve."""
-        curve = torch.stack([point.to(points[0]) for point in points], 1)
-        self.curves[self.metric or name] = curve
-        return curve
-
 
 def _best_two(vit: ViT, images: Tensor) -> Tensor:
     """The two likeliest classes and the probability of the first [B,3]."""
     best = vit.score(images, full=True).double().softmax(1).topk(2, dim=1)
     return torch.cat([best.indices.double(), best.values[:, :1]], 1)
+
+
+def as_curve(points: Sequence[Tensor]) -> Tensor:
+    """Points [B] of a curve as [B,points]."""
+    return torch.stack([point.to(points[0]) for point in points], 1)
 
 
 def check_options(**options: object) -> None:

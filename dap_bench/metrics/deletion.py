@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dap_bench.errors import one_of, whole
-from dap_bench.metrics.base import Batch
+from dap_bench.metrics.base import Batch, OfCurve, as_curve
 from dap_bench.metrics.perturbation import Perturbation, area, curve, interior
 
 
 @dataclass(frozen=True)
-class Deletion(Perturbation):
+class Deletion(OfCurve, Perturbation):
     steps: int = 20  # intervals of the curve
     auc: str = "trapezoid"  # trapezoid | mean
 
@@ -28,14 +28,15 @@ class Deletion(Perturbation):
         whole("steps", self.steps)
         one_of("auc", self.auc, ("trapezoid", "mean"))
 
-    def __call__(self, batch: Batch) -> Tensor:
-        return area(self.curves(batch), self.auc)
+    def with_curve(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        points = self.curve(batch)
+        return area(points, self.auc), points
 
-    def curves(self, batch: Batch) -> Tensor:
-        """p(y) [B,steps+1], kept with the batch."""
+    def curve(self, batch: Batch) -> Tensor:
+        """p(y) [B,steps+1]."""
         ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
         middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=blank, into=batch.images)
-        return batch.keep("deletion", [batch.confidence, *middle.unbind(1), self.blank_probability(batch, blank)])
+        return as_curve([batch.confidence, *middle.unbind(1), self.blank_probability(batch, blank)])
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Insertion(Deletion):
 
     better: ClassVar[str] = "higher"
 
-    def curves(self, batch: Batch) -> Tensor:
+    def curve(self, batch: Batch) -> Tensor:
         ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
         middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=batch.images, into=blank)
-        return batch.keep("insertion", [self.blank_probability(batch, blank), *middle.unbind(1), batch.confidence])
+        return as_curve([self.blank_probability(batch, blank), *middle.unbind(1), batch.confidence])
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ class BetweenCurves(Deletion):
 
     better: ClassVar[str] = "higher"
 
-    def curves(self, batch: Batch) -> Tensor:
+    def curve(self, batch: Batch) -> Tensor:
         total = self.units(batch)
         ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
         counts = interior(self.steps, total)
         most = curve(batch, ranks, counts, of=blank, into=batch.images)
         least = curve(batch, total - 1 - ranks, counts, of=blank, into=batch.images)
         flat = torch.zeros_like(batch.confidence)
-        return batch.keep("abpc", [flat, *(least - most).unbind(1), flat])
+        return as_curve([flat, *(least - most).unbind(1), flat])

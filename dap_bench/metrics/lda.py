@@ -20,7 +20,7 @@ from torch.nn.functional import cosine_similarity
 
 from dap_bench.errors import UserError, one_of
 from dap_bench.explainers.base import Explainer, Explanation
-from dap_bench.metrics.base import Batch, check_options, spearman, top_count
+from dap_bench.metrics.base import Batch, OfCurve, as_curve, check_options, spearman, top_count
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def overlap(a: Tensor, b: Tensor, fraction: float = 0.10) -> Tensor:
 
 def raw_attention(batch: Batch) -> list[Tensor]:
     """The class token's attention to each patch, mean over heads, per layer [B,P]."""
-    vit, images = batch.explained
+    vit, images = batch.reference
     return [attention.mean(1)[:, 0, 1:] for attention in vit.trace(images).attention]
 
 
@@ -49,7 +49,7 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class DecisionAlignment:
+class DecisionAlignment(OfCurve):
     prior: Explainer
     unit: str = "patch"
     upsample: str | None = None
@@ -63,23 +63,26 @@ class DecisionAlignment:
 
     def __post_init__(self) -> None:
         check_options(unit=self.unit, upsample=self.upsample)
+        if not callable(self.prior):
+            raise UserError(f"LDA's prior is an explainer, not {self.prior!r}.")
         one_of("LDA's reference", self.reference, ("own_final", "prior", "prior_layers", "last_attention"))
         maps = ("accumulated", "single", "added", "raw_attention", "prior")
         one_of("LDA's intermediate", self.intermediate, maps)
         one_of("LDA's similarity", self.similarity, tuple(SIMILARITIES))
         one_of("LDA's layers", self.layers, ("all", "all_but_last"))
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def with_curve(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         maps = self.maps(batch)
         if maps is None:
-            return torch.full((len(batch.images),), torch.nan)
+            return torch.full((len(batch.images),), torch.nan), None
         references = self.references(batch, maps.shape[1])
         used = slice(None if self.layers == "all" else -1)
         rhos = [
             self._similarity(self._values(batch, each), self._values(batch, reference))
             for each, reference in zip(maps.unbind(1)[used], references[used], strict=True)
         ]
-        return batch.keep("lda", rhos).mean(1)
+        curve = as_curve(rhos)
+        return curve.mean(1), curve
 
     def maps(self, batch: Batch) -> Tensor | None:
         """M_l [B,L,P]."""

@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
+from dap_bench.config import add_folder
 from dap_bench.errors import UserError
 
 
@@ -12,9 +12,8 @@ def command(**defaults: str) -> Callable[[Callable[..., None]], Callable[[], Non
 
     def decorate(function: Callable[..., None]) -> Callable[[], None]:
         def run() -> None:
-            sys.path.insert(0, str(Path.cwd()))  # where `python -m dap_bench` finds a method of one's own
             try:
-                function(**parse(sys.argv[1:], defaults))
+                function(**parse(_with_folders(sys.argv[1:]), defaults))
             except (UserError, OSError) as error:
                 print(f"{function.__module__}: {error}".removeprefix("__main__: "), file=sys.stderr)
                 sys.exit(2)
@@ -22,6 +21,17 @@ def command(**defaults: str) -> Callable[[Callable[..., None]], Callable[[], Non
         return run
 
     return decorate
+
+
+def _with_folders(arguments: list[str]) -> list[str]:
+    """The arguments without `--config-dir FOLDER`, which says where configs of one's own are."""
+    rest, left = [], iter(arguments)
+    for argument in left:
+        if argument == "--config-dir":
+            add_folder(next(left, ""))
+        else:
+            rest.append(argument)
+    return rest
 
 
 def parse(arguments: list[str], defaults: dict[str, str]) -> dict[str, str]:

@@ -20,7 +20,8 @@ from scipy.stats import rankdata, studentized_range
 
 from dap_bench.report.layouts import METHODS, METRICS, label, ordered
 from dap_bench.report.pictures import overlay
-from dap_bench.report.summary import REFERENCE, CellRows, interval
+from dap_bench.report.rows import CellRows
+from dap_bench.report.summary import REFERENCE, interval
 
 # Okabe and Ito's colours, told apart without colour vision, with wine for their yellow, which white paper swallows
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999", "#882255")

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 import pandas as pd
 from PIL import ImageOps
 
-from dap_bench import __version__
+from dap_bench import __version__, files
 from dap_bench.data.images import BadImage, decode
 from dap_bench.errors import UserError
 from dap_bench.report.compare import command, count_verdicts, rank_agreement
 from dap_bench.report.layouts import LABELS, METHODS, METRICS, ordered
 from dap_bench.report.redraw import Redraw, stored_samples
-from dap_bench.report.summary import CellRows
+from dap_bench.report.rows import CellRows
 
 THUMBNAIL = 160
 GROUP = ["data", "sampler", "model"]
@@ -48,8 +49,11 @@ def write_page(
     }
     # whatever a class or a method is called, it cannot end the script that holds the data
     text = json.dumps(_plain(content), allow_nan=False).replace("<", "\\u003c")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(Path(__file__).with_name("page.html").read_text().replace("/*DATA*/", text))
+    page = Path(__file__).with_name("page.html").read_text()
+    script = page.split("<script>")[1].split("</script>")[0]
+    # only the page's own script runs, and nothing is fetched
+    allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
+    files.write_text(path, page.replace("SCRIPT-HASH", allowed).replace("/*DATA*/", text))
     return path
 
 
@@ -124,6 +128,8 @@ def _sample_of(cell: CellRows, row: pd.Series, patch_map: Any) -> dict[str, Any]
 
 def _class_name(cell: CellRows, label: Any) -> str:
     names = cell.info.get("class_names") or []
+    if pd.isna(label):
+        return "no class"
     return str(names[int(label)]) if 0 <= int(label) < len(names) else f"class {int(label)}"
 
 

@@ -1,6 +1,7 @@
-"""Explain a few stored images again, for pictures: from a cell's own config, so with the very model and options."""
+"""Explain a few stored images again, for pictures, with the options that their cells had."""
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,25 +9,37 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from omegaconf import OmegaConf
 
 from dap_bench import config
 from dap_bench.data.images import decode
 from dap_bench.data.samples import SampleSet, load
 from dap_bench.errors import UserError
 from dap_bench.explainers.base import Explanation
-from dap_bench.report.summary import CellRows
+from dap_bench.isolation import copied, explained
+from dap_bench.report.rows import CellRows
 
 log = logging.getLogger(__name__)
 
 
 def stored_samples(cell: CellRows) -> SampleSet | None:
-    """The images of a cell, where they are on this machine."""
-    return load(Path(cell.info["config"]["cache_dir"]).expanduser() / "samples" / cell.info.get("sample_set", "-"))
+    """The images of a cell, where they are in this machine's cache."""
+    cache = config.compose().cache_dir
+    return load(Path(cache).expanduser(), cell.info["identity"].get("samples"))
+
+
+def weights(tag: str) -> str | None:
+    """A file of a model's weights in the assets folder, where there is one."""
+    folder = os.environ.get("DAP_BENCH_ASSETS")
+    file = Path(folder) / "weights" / f"{tag}.safetensors" if folder else None
+    return str(file) if file is not None and file.is_file() else None
 
 
 class Redraw:
-    """The model, the images and the explainers of the cells of one model and sampling."""
+    """The model, the images and the explainers of the cells of one model and sampling.
+
+    They are made from the configs in conf/, or in a folder that the user named, that the cells' configs came from;
+    what no such config can be found for is named and left out.
+    """
 
     def __init__(self, cells: Sequence[CellRows], samples: SampleSet, device: str) -> None:
         self.samples = samples
@@ -34,10 +47,16 @@ class Redraw:
         rows = rows[rows["status"] == "ok"]
         self.rows = rows.drop_duplicates("sample_id").set_index("sample_id")
         settings = cells[0].info["config"]
-        self.vit = config.instantiate(OmegaConf.create(settings["model"]), device=device)
-        if settings.get("explain_precision") == "fp64":
+        model = config.restored("model", settings.get("model"), cells[0].names["model"])
+        if model is None:
+            raise UserError(f"no config of yours makes the model of {cells[0].folder}; name its folder: --config-dir.")
+        if model.get("checkpoint") is None:
+            model.checkpoint = weights(model.tag)
+        self.vit = config.instantiate(model, device=device)
+        if cells[0].info["identity"].get("explain_precision") == "fp64":
             self.vit = self.vit.double()
-        self.configs = {cell.names["method"]: cell.info["config"]["method"] for cell in cells}
+        self.cells = {cell.names["method"]: cell for cell in cells}
+        self._made: dict[str, Any] = {}
 
     @classmethod
     def of(cls, cells: Sequence[CellRows], device: str = "auto") -> "Redraw | None":
@@ -54,9 +73,12 @@ class Redraw:
     def explainer(self, method: str) -> Any:
         """As its cell had it, or as conf/method has it where there is no cell; None where it cannot be made."""
         try:
-            if method in self.configs:
-                return config.instantiate(OmegaConf.create(self.configs[method]))
-            return config.load_method(method)
+            if method not in self.cells:
+                return config.load_method(method)
+            node = config.restored("method", self.cells[method].info["config"].get("method"), method)
+            if node is None:
+                raise UserError("no config of yours makes it; name its folder: --config-dir FOLDER")
+            return config.instantiate_method(node)
         except UserError as error:
             log.warning("%s is left out of pictures: %s", method, error)
             return None
@@ -71,7 +93,7 @@ class Redraw:
         image, classes = self._input(name)
         found = {}
         for method, explain in self._explainers(methods):
-            out = self._explain(method, explain, image, classes, layers=True)
+            out = self._explain(method, explain, image, classes, name, layers=True)
             if out is not None and out.layers is not None:
                 found[method] = self._heatmaps(Explanation(out.layers[0], out.grid, upsample=out.upsample))
         return self._photo(image), found
@@ -79,34 +101,38 @@ class Redraw:
     def heatmaps(self, name: str, methods: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """The photo, and each method's heatmap [H,W]."""
         image, classes = self._input(name)
-        found = {m: self._explain(m, explain, image, classes) for m, explain in self._explainers(methods)}
+        found = {m: self._explain(m, explain, image, classes, name) for m, explain in self._explainers(methods)}
         return self._photo(image), {m: self._heatmaps(out)[0] for m, out in found.items() if out is not None}
 
     def maps(self, name: str) -> dict[str, list[float]]:
         """The patch map of every cell's method."""
         image, classes = self._input(name)
-        with self.vit.shared_traces():
-            made = self._explainers(list(self.configs))
-            found = {method: self._explain(method, explain, image, classes) for method, explain in made}
+        made = self._explainers(list(self.cells))
+        found = {method: self._explain(method, explain, image, classes, name) for method, explain in made}
         return {method: out.maps[0].tolist() for method, out in found.items() if out is not None}
 
-    def _explain(self, method: str, explain: Any, image: torch.Tensor, classes: torch.Tensor, **options: bool) -> Any:
+    def _explain(
+        self, method: str, explain: Any, image: torch.Tensor, classes: torch.Tensor, name: str, layers: bool = False
+    ) -> Any:
         """None where it raises: the row of this image says so too."""
         try:
-            return explain(self.vit, image, classes, **options)
+            return explained(explain, copied(self.vit), image, classes, [name], layers)
         except Exception as error:
             log.warning("%s is left out of a picture: %s: %s", method, type(error).__name__, error)
             return None
 
     def _explainers(self, methods: Sequence[str]) -> list[tuple[str, Any]]:
-        made = [(method, self.explainer(method)) for method in methods]
+        for method in methods:
+            if method not in self._made:
+                self._made[method] = self.explainer(method)
+        made = [(method, self._made[method]) for method in methods]
         return [(method, explain) for method, explain in made if explain is not None]
 
     def _input(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         if name not in self.samples.ids or name not in self.rows.index:
             raise UserError(f"{name} is not an image that these rows have measured.")
         data, _ = self.samples.read([self.samples.ids.index(name)])[0]
-        image = self.vit.transform(decode(data))[None].to(self.vit.parameter)
+        image = self.vit.transform(decode(data))[None].to(self.vit.device, self.vit.dtype)
         return image, torch.tensor([int(self.rows.loc[name, "predicted"])], device=image.device)
 
     def _heatmaps(self, explanation: Any) -> np.ndarray:

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from dap_bench import store
+from dap_bench.errors import UserError
 from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS, label, ordered
 
 IMAGES = 800  # of a cell of the paper
@@ -40,14 +41,15 @@ def progress(results: str | Path = "results/runs") -> list[Progress]:
     found = []
     for cell in store.cells(Path(results)):
         try:
-            info, rows = cell.info, cell.rows()
-            names = {name: str(info[name]) for name in store.NAMES}
-            ok = [row["seconds"] for row in rows if row["status"] == "ok" and row["seconds"] is not None]
+            info = cell.info
+            rows = cell.table(["sample_id", "status", "seconds"]).to_pandas()
+            names = {name: info[name] for name in store.NAMES}
+            ok = rows[rows["status"] == "ok"]["seconds"].dropna()
             # RESULTS/model/method/data-sampler/fingerprint
-            shards = tuple(missing_shards(cell.folder.parents[3], info, {row["sample_id"] for row in rows}))
-            failed = len([row for row in rows if row["status"] != "ok"])
-            found.append(Progress(names, int(info["n"]), len(rows), failed, median(ok) if ok else None, shards))
-        except (OSError, ValueError, KeyError, TypeError):
+            shards = tuple(missing_shards(cell.folder.parents[3], info, set(rows["sample_id"])))
+            failed = int((rows["status"] != "ok").sum())
+            found.append(Progress(names, info["n"], len(rows), failed, median(ok) if len(ok) else None, shards))
+        except (UserError, OSError, ValueError):
             continue  # the tables name a damaged cell; here it counts as missing
     return found
 
@@ -57,13 +59,14 @@ def missing_shards(results: Path, info: dict[str, object], having: set[str]) -> 
     config, identity = info.get("config"), info.get("identity")
     if not isinstance(config, dict) or not isinstance(identity, dict):
         return []
-    count = int(str(config.get("shard", "1/1")).partition("/")[2] or 1)
+    text = str(config.get("shard", "1/1")).partition("/")[2]
+    count = int(text) if text.isdecimal() else 1
     manifest = results / "samples" / f"{identity.get('samples')}.csv"
-    if count == 1 or not manifest.is_file():
+    if count == 1 or not store.is_name(identity.get("samples")) or not manifest.is_file():
         return []
     with manifest.open(newline="") as file:
         ids = [line["sample_id"] for line in csv.DictReader(file)]
-    if len(ids) != info.get("n"):
+    if len(ids) != info.get("n") or count > len(ids):
         return []
     return [f"{at + 1}/{count}" for at in range(count) if not having.issuperset(ids[at::count])]
 

@@ -1,8 +1,6 @@
 """Rows -> one line per cell and metric: mean with its interval, what it rests on, and how DAP compares."""
 
-import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,98 +8,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import bootstrap, rankdata, wilcoxon
 
-from dap_bench import __version__, store
-from dap_bench.errors import UserError
+from dap_bench.report.rows import CELL, CellRows, load_rows, require_like
 
-log = logging.getLogger(__name__)
-CELL = ["data", "sampler", "model", "method"]
 REFERENCE = "dap"  # the method that the others are tested against
 SEED = 0  # of the bootstrap: the same rows give the same interval, always
-
-
-@dataclass(frozen=True)
-class CellRows:
-    """A cell's rows as a table with one line per image, and its cell.json."""
-
-    names: dict[str, str]
-    info: dict[str, Any]
-    rows: pd.DataFrame
-    folder: Path
-
-    @property
-    def version(self) -> str:
-        """Of the dap_bench that made the rows."""
-        return str(self.info.get("identity", {}).get("versions", {}).get("dap-bench", "unknown"))
-
-    @property
-    def mark(self) -> str:
-        """* where images failed or are not computed yet, a dagger where another version of dap_bench made the rows."""
-        whole = (self.rows["status"] == "ok").sum() == self.info["n"]
-        return ("" if whole else "*") + ("" if self.version == __version__ else "†")
-
-    def values(self, metric: str) -> pd.Series:
-        """The metric's value of every image that was measured, NaN where it is not defined."""
-        ok = self.rows[self.rows["status"] == "ok"]
-        return ok.set_index("sample_id")[metric].astype(float)
-
-
-def load_rows(results: str | Path = "results/runs", data: str = "") -> list[CellRows]:
-    """Every cell below a folder, or those of one data source; two settings of one cell are refused, never averaged."""
-    found: dict[tuple[str, ...], CellRows] = {}
-    for cell in store.cells(Path(results)):
-        try:
-            info = cell.info
-            names = {name: str(info[name]) for name in CELL}
-            found_rows = cell.rows()
-            extra = sorted({name for row in found_rows for name in row} - {*store.COLUMNS.names, *info["metrics"]})
-            rows = pd.DataFrame(found_rows, columns=[*store.COLUMNS.names, *info["metrics"], *extra])
-            rows = rows.sort_values("sample_id", ignore_index=True)  # in whatever order they were computed
-            complete = {"n", "fingerprint"} <= set(info)
-        except (ValueError, KeyError, TypeError):
-            complete = False
-        if not complete:
-            raise UserError(f"{cell.folder}/cell.json is damaged or of another version; remove that folder.")
-        if data and names["data"] != data:
-            continue
-        key = tuple(names.values())
-        if key in found:
-            raise UserError(
-                f"two settings are stored for {' '.join(key)}: {found[key].folder} and {cell.folder}; "
-                "remove one, or give one another name with name=NAME when it is run."
-            )
-        found[key] = CellRows(names, info, rows, cell.folder)
-    if not found:
-        raise UserError(f"{results} holds no rows; run `python -m dap_bench` first, or name another folder.")
-    return list(found.values())
-
-
-def require_like(cells: list[CellRows]) -> None:
-    """Methods are compared on the same images, by the same model and the same metrics, or not at all.
-
-    Metrics whose source was edited in between are named: a comment does no harm, a formula does.
-    """
-    first: dict[tuple[str, ...], tuple[Any, CellRows]] = {}
-    edited: set[str] = set()
-    for cell in cells:
-        identity = cell.info.get("identity", {})
-        group = tuple(cell.names[name] for name in CELL[:3])
-        conditions = {(*group, key): identity.get(key) for key in ("samples", "model", "precision")}
-        conditions[(*group, "explain_precision")] = identity.get("explain_precision", "fp32")  # older rows do not say
-        metrics = identity.get("metric", {})
-        conditions |= {(*group, f"metric {name}"): options for name, options in metrics.items()}
-        for module, digest in identity.get("code", {}).items():
-            if module.startswith("dap_bench.metrics."):
-                known, _ = first.setdefault((*group, module), (digest, cell))
-                edited |= {module} if known != digest else set()
-        for key, value in conditions.items():
-            known, other = first.setdefault(key, (value, cell))
-            if known != value:
-                raise UserError(
-                    f"{other.folder} and {cell.folder} cannot be compared: they differ in {key[-1]}; "
-                    "move one to another folder, or run it again with the other's options."
-                )
-    if edited:
-        log.warning("some cells were measured before %s was edited, some after", " and ".join(sorted(edited)))
 
 
 def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFrame:
@@ -113,7 +23,7 @@ def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFr
     Wilcoxon test of DAP against the method, corrected after Holm over the methods of the same model, sampling and
     metric; `effect` the rank-biserial correlation of the pairs, positive where DAP is better.
     """
-    cells = load_rows(results, data)
+    cells = load_rows(results, data, columns=["fallback"])
     require_like(cells)
     lines = [line for cell in cells for line in _lines(cell)]
     table = pd.DataFrame(lines).sort_values([*CELL, "metric"], ignore_index=True)

@@ -1,6 +1,11 @@
 """Sources: labels without images, the right bytes for each position, one sentence for bad input."""
 
 import io
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,6 +13,8 @@ import pytest
 from PIL import Image
 
 from dap_bench import UserError
+from dap_bench.data.samplers import non_balanced
+from dap_bench.data.samples import frozen
 from dap_bench.data.sources import Hub, ImageFolder, Parquet, Shapes
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -28,9 +35,28 @@ def shard(path, values, group=2):
 
 @pytest.fixture
 def shards(tmp_path):
-    shard(tmp_path / "train-00000-of-00002.parquet", [3, 4, 5])
-    shard(tmp_path / "train-00001-of-00002.parquet", [6, 7, 8, 9])
-    return tmp_path
+    shard(tmp_path / "shards" / "train-00000-of-00002.parquet", [3, 4, 5])
+    shard(tmp_path / "shards" / "train-00001-of-00002.parquet", [6, 7, 8, 9])
+    return tmp_path / "shards"
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """What is read of Parquet files: row groups and columns."""
+    found = []
+    groups, batches = pq.ParquetFile.read_row_group, pq.ParquetFile.iter_batches
+
+    def read_row_group(self, number, columns):
+        found.append((number, *columns))
+        return groups(self, number, columns)
+
+    def iter_batches(self, size, row_groups, columns):
+        found.extend((number, *columns) for number in row_groups)
+        return batches(self, size, row_groups, columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    return found
 
 
 def test_parquet_positions_run_over_all_files(shards):
@@ -42,14 +68,8 @@ def test_parquet_positions_run_over_all_files(shards):
     assert records[2].data == picture(6)
 
 
-def test_parquet_reads_only_the_row_groups_it_needs(shards, monkeypatch):
-    source, read = Parquet(str(shards)), []
-    original = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "read_row_group",
-        lambda self, number, columns: (read.append((number, *columns)), original(self, number, columns))[1],
-    )
+def test_parquet_reads_only_the_row_groups_it_needs(shards, read):
+    source = Parquet(str(shards))
     source.labels()
     assert read == [(0, "label"), (1, "label"), (0, "label"), (1, "label")]
     read.clear()
@@ -107,25 +127,138 @@ def test_other_boxes_are_another_source(shards):
     assert one != two
 
 
-def test_identity_changes_with_the_content_and_not_with_the_folder(shards, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    for file in shards.iterdir():
-        (elsewhere / file.name).write_bytes(file.read_bytes())
-    assert Parquet(str(shards)).identity() == Parquet(str(elsewhere)).identity()
-    shard(elsewhere / "train-00001-of-00002.parquet", [6, 7])
-    assert Parquet(str(shards)).identity() != Parquet(str(elsewhere)).identity()
+def _drawn(source, cache):
+    return frozen(source, partial(non_balanced, n=3, seed=0), {"n": 3}, cache)
+
+
+@pytest.mark.parametrize("what", ["labels", "images"])
+def test_what_is_changed_in_place_is_noticed(shards, tmp_path, what):
+    """Same name, same size, same time: only the content differs."""
+    source = Parquet(str(shards))
+    before = _drawn(source, tmp_path)
+    file = shards / "train-00001-of-00002.parquet"
+    found = file.stat()
+    if what == "labels":
+        table = pq.read_table(file)
+        pq.write_table(table.set_column(1, "label", [[4, 3, 2, 1]]), file, row_group_size=2)
+    else:
+        file.write_bytes(file.read_bytes().replace(b"IHDR", b"IHDX"))
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (found.st_size, found.st_mtime_ns)
+    assert _drawn(Parquet(str(shards)), tmp_path).digest != before.digest
+
+
+def test_an_image_file_changed_in_place_is_noticed(tmp_path):
+    for name in "abc":
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "images" / name / "x.png").write_bytes(picture(1))
+    before = _drawn(ImageFolder(str(tmp_path / "images")), tmp_path)
+    file = tmp_path / "images" / "b" / "x.png"
+    found = file.stat()
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert _drawn(ImageFolder(str(tmp_path / "images")), tmp_path).digest != before.digest
+
+
+def test_the_same_images_elsewhere_are_the_same_set(shards, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(shards, elsewhere)
+    one, two = (_drawn(Parquet(str(folder)), tmp_path) for folder in (shards, elsewhere))
+    assert (one.digest, one.folder) == (two.digest, two.folder)
 
 
 def test_bad_parquet_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="holds no Parquet file"):
         Parquet(str(tmp_path / "nowhere")).labels()
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(UserError, match=r"other.parquet has columns \(a: int64\), expected image \{bytes, path\}"):
+    with pytest.raises(UserError, match=r"other.parquet has columns \(a: int64\), expected image \{bytes: "):
         Parquet(str(tmp_path / "other.parquet")).labels()
     shard(tmp_path / "cut.parquet", [1, 2, 3])
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "cut.parquet").read_bytes()[:-20])
     with pytest.raises(UserError, match=r"cut.parquet cannot be read as Parquet: it is damaged or cut short"):
         Parquet(str(tmp_path / "cut.parquet")).labels()
+
+
+BAD_TABLES = {
+    "text": ({"bytes": "text", "path": "a"}, pa.struct([("bytes", pa.string()), ("path", pa.string())]), [1], "binary"),
+    "null": ({"bytes": b"x", "path": "a"}, IMAGE, pa.array([None], pa.int64()), "images without a label"),
+    "negative": ({"bytes": b"x", "path": "a"}, IMAGE, [-1], "images without a label"),
+    "huge": ({"bytes": b"x", "path": "a"}, IMAGE, pa.array([2**63 + 5], pa.uint64()), "no class numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TABLES)
+def test_labels_and_bytes_that_are_none_are_a_sentence(tmp_path, kind):
+    image, struct, labels, words = BAD_TABLES[kind]
+    pq.write_table(pa.table({"image": pa.array([image], struct), "label": labels}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=words):
+        Parquet(str(tmp_path / "a.parquet")).labels()
+
+
+def test_two_columns_of_one_name_are_a_sentence(tmp_path):
+    image = pa.array([{"bytes": b"x", "path": "a"}], IMAGE)
+    pq.write_table(pa.Table.from_arrays([image, [1], [2]], ["image", "label", "label"]), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="has two columns called label"):
+        Parquet(str(tmp_path / "a.parquet")).labels()
+
+
+def test_names_that_are_no_text_are_a_sentence(tmp_path):
+    bad = pa.StructArray.from_arrays(
+        [pa.array([b"x"]), pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff\xfe"]).buffers())], ["bytes", "path"]
+    )
+    pq.write_table(pa.table({"image": bad, "label": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="not UTF-8"):
+        list(Parquet(str(tmp_path / "a.parquet")).fetch([0]))
+    folder = os.fsencode(tmp_path) + b"/images/cat"
+    os.makedirs(folder)
+    with open(folder + b"/\xff.png", "wb") as file:
+        file.write(picture(1))
+    with pytest.raises(UserError, match="rename it in printable characters"):
+        ImageFolder(str(tmp_path / "images")).labels()
+
+
+BOMB = """
+import resource, sys
+from dap_bench.data.sources import Parquet
+from dap_bench.errors import UserError
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    print(sum(len(record.data) for record in Parquet(sys.argv[1]).fetch(range(8))))
+except UserError as error:
+    print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("kind", ["large", "repeated", "rows"])
+def test_a_small_parquet_file_cannot_fill_the_memory(tmp_path, kind):
+    file = tmp_path / "bomb.parquet"
+    if kind == "rows":
+        rows = 40_000_000
+        nothing = [pa.nulls(rows, pa.binary()), pa.nulls(rows, pa.string())]
+        image = pa.StructArray.from_arrays(nothing, ["bytes", "path"])
+        pq.write_table(pa.table({"image": image, "label": pa.repeat(1, rows)}), file, row_group_size=rows)
+    else:
+        count, size = (2, 400 * 2**20) if kind == "large" else (40, 12 * 2**20)
+        image = pa.array([{"bytes": bytes(size), "path": "a"}], IMAGE).take(pa.array([0] * count))
+        pq.write_table(pa.table({"image": image, "label": [0] * count}), file, compression="zstd")
+    out = subprocess.run([sys.executable, "-c", BOMB, str(file)], capture_output=True, text=True)
+    *said, grown = out.stdout.splitlines()
+    assert int(grown) < 300, (said, grown)
+    assert "no file of images" in said[0] or kind == "repeated"
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    os.mkfifo(tmp_path / "images" / "cat" / "a.png")
+    os.mkfifo(tmp_path / "a.parquet")
+    os.mkfifo(tmp_path / "boxes.csv")
+    with pytest.raises(UserError, match="has no images"):
+        ImageFolder(str(tmp_path / "images")).labels()
+    with pytest.raises(UserError, match="holds no Parquet file"):
+        Parquet(str(tmp_path / "a.parquet")).labels()
+    with pytest.raises(UserError, match="is not a CSV"):
+        Parquet(str(tmp_path / "a.parquet"), boxes=str(tmp_path / "boxes.csv"))._boxes  # noqa: B018
 
 
 def test_damage_in_the_middle_of_a_shard_is_found_when_it_is_read(tmp_path):
@@ -190,15 +323,8 @@ def test_shapes_are_drawn_with_their_masks():
     assert Image.open(io.BytesIO(record.data)).size == Image.open(io.BytesIO(record.mask)).size == (224, 224)
 
 
-def test_streaming_reads_labels_once_and_then_only_the_row_groups_drawn(shards, tmp_path, monkeypatch, capsys):
+def test_streaming_reads_labels_once_and_then_only_the_row_groups_drawn(shards, tmp_path, read, monkeypatch, capsys):
     """The Hub's addresses replaced by local ones: everything else is the streamed path."""
-    read = []
-    original = pq.ParquetFile.read_row_group
-    monkeypatch.setattr(
-        pq.ParquetFile,
-        "read_row_group",
-        lambda self, number, columns: (read.append((number, *columns)), original(self, number, columns))[1],
-    )
     addresses = sorted(f"file://{file}" for file in shards.glob("*.parquet"))
     monkeypatch.setattr(Hub, "files", addresses)
     source = Hub("some/dataset", "train", cache_dir=str(tmp_path / "cache"))

@@ -21,6 +21,7 @@ from dap_bench.metrics.localisation import MassInside, Pointing
 
 
 class Toy:
+    model = torch.nn.Identity()
     grid, image_size, patches = (2, 2), (4, 4), 4
 
 
@@ -61,7 +62,9 @@ def test_afs_by_hand():
     batch = batch_of([[2.0, 3.0, 4.0, 6.0]])
     assert FlowSparsity(unit="patch")(batch).item() == pytest.approx(1 / 1.75)
     assert FlowSparsity(unit="patch", fraction=0.5)(batch).item() == pytest.approx(1.5 / 1.75)
-    curve = batch.curves["afs"][0]  # 0, 5, ... 100 % of four patches are 0, 0, 0, 1, 1, ... 4 of them
+    curve = FlowSparsity(unit="patch").with_curve(batch)[1][
+        0
+    ]  # 0, 5, ... 100 % of four patches are 0, 0, 0, 1, 1, ... 4 of them
     assert curve[[0, 2, 5, 10, 15, 20]].tolist() == pytest.approx([0, 0, 1 / 1.75, 1.5 / 1.75, 1, 1])
     # 16 pixels of the nearest heatmap, four for each patch: the top 10 % are two of the four largest
     assert FlowSparsity(unit="pixel")(batch).item() == pytest.approx(2 / 7)
@@ -84,7 +87,7 @@ def test_lda_by_hand():
     layers = [[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 4.0, 3.0], final]
     batch = batch_of([final], layers=[layers])
     assert lda()(batch).item() == pytest.approx((-1 + 0.8 + 1) / 3)
-    assert batch.curves["lda"][0].tolist() == pytest.approx([-1, 0.8, 1])
+    assert lda().with_curve(batch)[1][0].tolist() == pytest.approx([-1, 0.8, 1])
     assert lda(layers="all_but_last")(batch).item() == pytest.approx((-1 + 0.8) / 2)
     assert lda(unit="pixel")(batch).item() == pytest.approx((-1 + 0.8 + 1) / 3)
     # what the layers add: 4 3 2 1, then -3 -1 2 2, then 0 0 -1 1

@@ -56,11 +56,11 @@ WEIGHTS = [0.4, 0.1, 0.3, 0.2]
 def test_areas_of_a_linear_model_by_hand():
     """Removing .4 .3 .2 .1 leaves 1 .6 .3 .1 0, inserting gives 0 .4 .7 .9 1."""
     batch = batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])
-    assert Deletion(unit="patch", steps=4)(batch).item() == pytest.approx((0.5 + 0.6 + 0.3 + 0.1) / 4)
-    assert batch.curves["deletion"][0].tolist() == pytest.approx([1, 0.6, 0.3, 0.1, 0], abs=1e-6)
-    insertion = Insertion(unit="patch", steps=4, baseline="zero")
+    deletion, insertion = Deletion(unit="patch", steps=4), Insertion(unit="patch", steps=4, baseline="zero")
+    assert deletion(batch).item() == pytest.approx((0.5 + 0.6 + 0.3 + 0.1) / 4)
+    assert deletion.curve(batch)[0].tolist() == pytest.approx([1, 0.6, 0.3, 0.1, 0], abs=1e-6)
     assert insertion(batch).item() == pytest.approx((0.4 + 0.7 + 0.9 + 0.5) / 4)
-    assert batch.curves["insertion"][0].tolist() == pytest.approx([0, 0.4, 0.7, 0.9, 1], abs=1e-6)
+    assert insertion.curve(batch)[0].tolist() == pytest.approx([0, 0.4, 0.7, 0.9, 1], abs=1e-6)
     assert Deletion(unit="patch", steps=4, auc="mean")(batch).item() == pytest.approx((1 + 0.6 + 0.3 + 0.1) / 5)
     assert BetweenCurves(unit="patch", steps=4)(batch).item() == pytest.approx((0.3 + 0.4 + 0.3) / 4)
 
@@ -68,14 +68,6 @@ def test_areas_of_a_linear_model_by_hand():
 def test_one_step_has_only_its_ends():
     batch = batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])
     assert Deletion(unit="patch", steps=1)(batch).item() == pytest.approx(0.5)
-
-
-def test_two_settings_of_a_metric_keep_their_curves_apart():
-    batch = batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])
-    for name, steps in (("deletion", 4), ("deletion_coarse", 2)):
-        batch.metric = name
-        Deletion(unit="patch", steps=steps)(batch)
-    assert {name: curve.shape[1] for name, curve in batch.curves.items()} == {"deletion": 5, "deletion_coarse": 3}
 
 
 def test_fewer_steps_than_units():
@@ -91,10 +83,10 @@ def test_pixels_are_removed_in_the_order_of_the_heatmap():
     image = torch.arange(16.0).view(1, 1, 4, 4).expand(1, 3, 4, 4) / 120  # all pixels sum to 1
     vit = Toy(lambda images: images[:, 0].sum((1, 2)))
     batch = batch_of(vit, image, [[0.0, 3.0, 1.0, 2.0]])
-    Deletion(unit="pixel", upsample="nearest", steps=16)(batch)
+    curve = Deletion(unit="pixel", upsample="nearest", steps=16).curve(batch)
     removed = [2, 3, 6, 7, 10, 11, 14, 15, 8, 9, 12, 13, 0, 1, 4, 5]
     expected = [(120 - sum(removed[:count])) / 120 for count in range(17)]
-    assert batch.curves["deletion"][0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert curve[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +101,13 @@ def test_baselines(baseline, left):
     """p = (sum + 4)/8, so that black too is a probability; removing .4 .3 .2 .1 one by one."""
     vit = Toy(lambda images: (total(images) + 4) / 8)
     batch = batch_of(vit, patches(WEIGHTS), [WEIGHTS])
-    Deletion(unit="patch", steps=4, baseline=baseline)(batch)
+    curve = Deletion(unit="patch", steps=4, baseline=baseline).curve(batch)
     order = [0, 2, 3, 1]
     expected = []
     for count in range(5):
         values = [left[at] if at in order[:count] else WEIGHTS[at] for at in range(4)]
         expected.append((sum(values) + 4) / 8)
-    assert batch.curves["deletion"][0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert curve[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kernel", "sigma"), [(51, 8.0), (11, 5.0), (1, 1.0)])
@@ -134,10 +126,10 @@ def test_any_model_is_a_table():
         return table[(present * torch.tensor([8, 4, 2, 1])).sum(1)]
 
     batch = batch_of(Toy(lookup), patches([1.0, 1.0, 1.0, 1.0]), [[0.1, 0.9, 0.5, 0.7]])  # order 1 3 2 0
-    Deletion(unit="patch", steps=4)(batch)
-    assert batch.curves["deletion"][0].tolist() == pytest.approx(table[[0b1111, 0b1011, 0b1010, 0b1000, 0]].tolist())
-    Insertion(unit="patch", steps=4, baseline="zero")(batch)
-    assert batch.curves["insertion"][0].tolist() == pytest.approx(table[[0, 0b0100, 0b0101, 0b0111, 0b1111]].tolist())
+    deletion = Deletion(unit="patch", steps=4).curve(batch)
+    assert deletion[0].tolist() == pytest.approx(table[[0b1111, 0b1011, 0b1010, 0b1000, 0]].tolist())
+    insertion = Insertion(unit="patch", steps=4, baseline="zero").curve(batch)
+    assert insertion[0].tolist() == pytest.approx(table[[0, 0b0100, 0b0101, 0b0111, 0b1111]].tolist())
     for fraction, mask in ((0.25, 0b0100), (0.5, 0b0101), (0.10, 0b0100)):
         kept = ContributionConsistency(fraction=fraction)(batch).item()
         assert kept == pytest.approx((table[mask] / table[15]).item())
@@ -146,10 +138,10 @@ def test_any_model_is_a_table():
 def test_deletion_is_insertion_in_the_reversed_order():
     batch = batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])
     reverse = batch_of(Toy(total), patches(WEIGHTS), [[-w for w in WEIGHTS]])
-    deletion = Deletion(unit="patch", steps=4)(batch)
-    insertion = Insertion(unit="patch", steps=4, baseline="zero")(reverse)
+    deletion, removed = Deletion(unit="patch", steps=4).with_curve(batch)
+    insertion, inserted = Insertion(unit="patch", steps=4, baseline="zero").with_curve(reverse)
     torch.testing.assert_close(deletion, insertion)
-    torch.testing.assert_close(batch.curves["deletion"].flip(1), reverse.curves["insertion"])
+    torch.testing.assert_close(removed.flip(1), inserted)
 
 
 def test_tie_rules():
@@ -220,13 +212,13 @@ def test_the_engine_agrees_with_a_plain_loop(shapes, unit, baseline, insert):
     vit, images = shapes
     batch = Batch.of(vit, load_method("gradcam", relu=False), images[:2])
     metric = (Insertion if insert else Deletion)(unit=unit, baseline=baseline, steps=5)
-    values = metric(batch)
+    values, curves = metric.with_curve(batch)
     for at in range(2):
         heat = batch.explanation.maps[at]
         if unit == "pixel":
             heat = interpolate(heat.view(1, 1, 14, 14), (224, 224), mode="bilinear", align_corners=False)
         curve, area = plain_loop(vit, images[at], heat, unit, baseline, 5, insert)
-        assert batch.curves["insertion" if insert else "deletion"][at].tolist() == pytest.approx(curve, abs=1e-5)
+        assert curves[at].tolist() == pytest.approx(curve, abs=1e-5)
         assert values[at].item() == pytest.approx(area, abs=1e-5)
 
 
@@ -235,8 +227,8 @@ def test_tcc_is_a_point_of_insertion(shapes):
     vit, images = shapes
     batch = Batch.of(vit, load_method("legrad"), images)
     tcc = ContributionConsistency()(batch)
-    Insertion(unit="patch", baseline="zero", steps=10)(batch)
-    torch.testing.assert_close(tcc, batch.curves["insertion"][:, 1] / batch.confidence, rtol=1e-5, atol=1e-7)
+    curve = Insertion(unit="patch", baseline="zero", steps=10).curve(batch)
+    torch.testing.assert_close(tcc, curve[:, 1] / batch.confidence, rtol=1e-5, atol=1e-7)
 
 
 def test_values_do_not_depend_on_batch_or_chunk_size(shapes):

@@ -4,11 +4,9 @@ from dap_bench import __version__
 from dap_bench.store import Cell
 
 
-def cell(folder, method, values, better="lower", shown=None, labels=None, **columns):
-    """`shown` is the method's name in the rows, where it could not be part of a path."""
+def cell(folder, method, values, better="lower", labels=None, **columns):
     names = {"model": "vit_t", "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, "f")
-    names["method"] = shown or method
     info = {
         **names,
         "n": len(values),

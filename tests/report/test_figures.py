@@ -10,7 +10,8 @@ from rows import cell
 from dap_bench import store, summarize
 from dap_bench.report import figures
 from dap_bench.report.layouts import METHODS
-from dap_bench.report.summary import holm, load_rows, paired
+from dap_bench.report.rows import load_rows
+from dap_bench.report.summary import holm, paired
 
 
 @pytest.fixture

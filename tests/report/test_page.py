@@ -12,7 +12,7 @@ from rows import cell
 
 from dap_bench import summarize
 from dap_bench.report.page import write_page
-from dap_bench.report.summary import load_rows
+from dap_bench.report.rows import load_rows
 
 CHROMIUM = [
     "--headless=new",
@@ -30,8 +30,8 @@ CHROMIUM = [
 def page(tmp_path):
     """Three methods on three images of two classes, and a figure."""
     maps = [[0.0, 1.0, 2.0, 1.0]] * 3
-    for method, values in (("dap", [0.1, 0.3, 0.2]), ("ar", [0.2, 0.25, 0.4]), ("<b>mine", [0.9, 0.8, 0.95])):
-        cell(tmp_path / "rows", method.replace("<b>", ""), values, map=maps, shown=method, labels=[0, 1, 0])
+    for method, values in (("dap", [0.1, 0.3, 0.2]), ("ar", [0.2, 0.25, 0.4]), ("constructor", [0.9, 0.8, 0.95])):
+        cell(tmp_path / "rows", method, values, map=maps, labels=[0, 1, 0])
     Image.new("RGB", (40, 20)).save(tmp_path / "figure.png")
     rows, summary = load_rows(tmp_path / "rows"), summarize(tmp_path / "rows")
     return write_page(tmp_path / "page.html", rows, summary, None, {"a figure": tmp_path / "figure.png"}, images=3)
@@ -43,7 +43,7 @@ def test_the_page_holds_the_rows_and_escapes_names(page):
     assert "<!--" not in text
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.DOTALL)[1])
     (group,) = data["groups"]
-    assert [row["method"] for row in group["rows"]] == ["ar", "dap", "<b>mine"]
+    assert [row["method"] for row in group["rows"]] == ["ar", "dap", "constructor"]
     assert group["rows"][1]["values"]["deletion"]["mean"] == pytest.approx(0.2)
     assert group["rows"][1]["values"]["deletion"]["place"] == 1
     assert [sample["id"] for sample in data["samples"]] == ["s0", "s1", "s2"]
@@ -98,12 +98,12 @@ def test_in_a_browser(page, browser):
 
     browser.get(page.as_uri())
     column = "table tbody td:first-child"
-    assert texts(column) == ["AR", "DAP", "<b>mine"]  # a name is text, not HTML
+    assert texts(column) == ["AR", "DAP", "constructor"]  # which every object of JavaScript has
     deletion = browser.find_element("xpath", "//th//button[starts-with(., 'Del')]")
     deletion.click()
-    assert texts(column) == ["DAP", "AR", "<b>mine"]  # less is better: the best first
+    assert texts(column) == ["DAP", "AR", "constructor"]  # less is better: the best first
     deletion.click()
-    assert texts(column) == ["<b>mine", "AR", "DAP"]
+    assert texts(column) == ["constructor", "AR", "DAP"]
 
     assert len(texts("#gallery .card")) == 3
     Select(browser.find_element("name", "method")).select_by_visible_text("DAP")
@@ -114,7 +114,7 @@ def test_in_a_browser(page, browser):
 
     browser.find_element("css selector", "#gallery .card").click()
     assert browser.find_element("id", "viewer-title").text == "s1: dog, predicted dog (50.0 %)"
-    assert texts("#viewer-body .card strong") == ["photo", "AR", "DAP", "<b>mine"]
+    assert texts("#viewer-body .card strong") == ["photo", "AR", "DAP", "constructor"]
     painted = "return Math.max(...arguments[0].getContext('2d').getImageData(0, 0, 160, 160).data.slice(0, 4000))"
     canvas = browser.find_elements("css selector", "#viewer-body canvas")[1]
     assert browser.execute_script(painted, canvas) == 255
@@ -122,6 +122,9 @@ def test_in_a_browser(page, browser):
     assert not browser.find_element("id", "viewer").is_displayed()
     assert browser.execute_script("return document.querySelector('figure img').naturalWidth") == 40
     assert browser.get_log("browser") == []
+    inject = "const s = document.createElement('script'); s.textContent = 'window.hit = 1'; document.body.append(s)"
+    browser.execute_script(inject)
+    assert browser.execute_script("return window.hit") is None  # the page's policy lets only its own script run
 
     phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)

@@ -3,9 +3,10 @@
 from omegaconf import OmegaConf
 
 from dap_bench.config import CONF
+from dap_bench.files import write_text
 from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS
 from dap_bench.report.status import Progress, grid, progress
-from dap_bench.store import Cell, write_text
+from dap_bench.store import Cell
 
 NAMES = {"model": "vit_t", "method": "ar", "sampler": "balanced", "data": "toy"}
 
@@ -13,7 +14,8 @@ NAMES = {"model": "vit_t", "method": "ar", "sampler": "balanced", "data": "toy"}
 def cell(folder, done, n=4, failed=0, shard="1/1", fingerprint="f", **names):
     names = {**NAMES, **names}
     made = Cell.at(folder, names, fingerprint)
-    made.describe({**names, "n": n, "config": {"shard": shard}, "identity": {"samples": "set"}})
+    info = {"n": n, "fingerprint": fingerprint, "metrics": {}, "identity": {"samples": "set"}}
+    made.describe({**names, **info, "config": {"shard": shard}})
     rows = [{"sample_id": f"s{at}", "status": "ok", "seconds": 3600.0, **names} for at in done]
     rows += [{"sample_id": f"f{at}", "status": "failed", **names} for at in range(failed)]
     made.write(rows, [])

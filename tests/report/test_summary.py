@@ -25,9 +25,8 @@ def cell(
     names = {"model": model, "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, fingerprint)
     info = {"n": n or len(values) + failed, "metrics": {metric: better}, "fingerprint": fingerprint}
-    made.describe(
-        {**names, **info, "identity": {"versions": {"dap-bench": version or __version__}, **more.get("identity", {})}}
-    )
+    identity = {"versions": {"dap-bench": version or __version__}, **more.get("identity", {})}
+    made.describe({**names, **info, "identity": identity, "config": {"metric": more.get("options", {})}})
     rows = [
         {"sample_id": str(at), "status": "ok", "fallback": False, metric: v, **names} for at, v in enumerate(values)
     ]
@@ -70,10 +69,10 @@ def test_two_settings_of_one_cell_are_refused(tmp_path):
 
 
 def test_cells_that_differ_in_more_than_the_method_are_refused(tmp_path):
-    cell(tmp_path, "a", [0.1], identity={"samples": "x", "metric": {"cs": {"unit": "pixel"}}})
-    cell(tmp_path, "b", [0.2], identity={"samples": "x", "metric": {"cs": {"unit": "pixel"}}})
+    cell(tmp_path, "a", [0.1], identity={"samples": "x"}, options={"cs": {"unit": "pixel"}})
+    cell(tmp_path, "b", [0.2], identity={"samples": "x"}, options={"cs": {"unit": "pixel"}})
     summarize(tmp_path)
-    cell(tmp_path, "c", [0.3], identity={"samples": "x", "metric": {"cs": {"unit": "patch"}}})
+    cell(tmp_path, "c", [0.3], identity={"samples": "x"}, options={"cs": {"unit": "patch"}})
     with pytest.raises(UserError, match="vit_t/a/.* and .*vit_t/c/.* cannot be compared: they differ in metric cs"):
         summarize(tmp_path)
     cell(tmp_path / "more", "a", [0.1], identity={"samples": "x"})

@@ -1,0 +1,137 @@
+"""From images to numbers: all that decides the values of a row, and nothing else.
+
+encoded bytes -> picture -> tensor -> explanations, on a copy of the model -> metrics -> the measured part of a row
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dap_bench.data.images import BadImage, decode
+from dap_bench.errors import UserError
+from dap_bench.isolation import global_state
+from dap_bench.metrics.base import Batch
+from dap_bench.vit import ViT
+
+log = logging.getLogger(__name__)
+Loaded = tuple[str, Tensor, Tensor | None]  # the id, the image, where its object is
+HERE = Path(__file__).parent
+
+
+class Evaluation:
+    """A model, an explainer and metrics by name, applied to batches of images."""
+
+    def __init__(
+        self,
+        vit: ViT,
+        explain: Callable[..., Any],
+        metrics: Mapping[str, Any],
+        double: bool = False,
+        chunk: int = 16,
+        known: dict[Any, Any] | None = None,
+        debug: bool = False,
+    ) -> None:
+        self.vit, self.explain, self.metrics, self.double = vit, explain, metrics, double
+        self.chunk, self.known, self.debug = chunk, known if known is not None else {}, debug
+        self.needs = {need for metric in metrics.values() for need in getattr(metric, "needs", ())}
+
+    def load(self, data: bytes, mask: bytes | None) -> tuple[Tensor, Tensor | None] | BadImage:
+        """An encoded picture and its object's mask as the model takes them, or what is wrong with them."""
+        try:
+            picture = decode(data, self.vit.transform)
+            return picture, decode(mask, self.vit.mask) if mask and "masks" in self.needs else None
+        except BadImage as error:
+            return error
+
+    def __call__(
+        self, loaded: Sequence[Loaded], metrics: Sequence[str], curves: bool = False, maps: bool = False
+    ) -> list[dict[str, Any]]:
+        """The measured part of each image's row, of some metrics. A batch that fails, or is too large, is halved."""
+        try:
+            return self._measure(loaded, metrics, curves, maps)
+        except UserError:
+            raise
+        except Exception as error:
+            if self.debug:
+                raise
+            failed = failure(error)  # its text only: the error itself would keep the batch in memory
+            log.debug("a batch of %d failed", len(loaded), exc_info=True)
+        if len(loaded) == 1:
+            return [failed]
+        half = len(loaded) // 2
+        return self(loaded[:half], metrics, curves, maps) + self(loaded[half:], metrics, curves, maps)
+
+    def _measure(
+        self, loaded: Sequence[Loaded], metrics: Sequence[str], curves: bool, maps: bool
+    ) -> list[dict[str, Any]]:
+        start = time.perf_counter()
+        ids, pictures, masks = zip(*loaded, strict=True)
+        images = torch.stack([picture.to(self.vit.device, non_blocking=True) for picture in pictures])
+        batch = Batch.of(
+            self.vit,
+            self.explain,
+            images,
+            layers="layers" in self.needs,
+            double=self.double,
+            masks=list(masks),
+            chunk=self.chunk,
+            ids=list(ids),
+            known=self.known,
+        )
+        batch.explain_all(alternative="alternative" in self.needs and bool(metrics))
+        columns: dict[str, list[Any]] = {
+            "predicted": batch.predicted.tolist(),
+            "alternative": batch.alternative.tolist(),
+            "confidence": batch.confidence.tolist(),
+        }
+        for name in metrics:
+            values, curve = self._metric(name, batch)
+            columns[name] = values
+            if curves and curve is not None:
+                columns[f"{name}_curve"] = curve
+        fallback = batch.explanation.fallback
+        columns["fallback"] = fallback.bool().tolist() if fallback is not None else [False] * len(loaded)
+        if maps:
+            columns["map"] = batch.explanation.maps.float().tolist()
+        self.chunk = batch.chunk  # smaller after running out of memory
+        seconds = (time.perf_counter() - start) / len(loaded)
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return [{"status": "ok", "seconds": seconds, **row} for row in rows]
+
+    def _metric(self, name: str, batch: Batch) -> tuple[list[float], list[list[float]] | None]:
+        metric = self.metrics[name]
+        with global_state():
+            if hasattr(metric, "with_curve"):
+                values, curve = metric.with_curve(batch)
+            else:
+                values, curve = metric(batch), None
+        if not isinstance(values, Tensor) or values.shape != (len(batch.images),):
+            got = f"shape {list(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            raise UserError(f"metric {name!r} gave {got}, expected one number per image: [{len(batch.images)}].")
+        if values.isinf().any():
+            raise ValueError(f"metric {name} is infinite")
+        return values.double().cpu().tolist(), curve.tolist() if curve is not None else None
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """The row of an image that could not be measured; an exception is named with the line that it came from."""
+    if isinstance(error, BadImage):
+        return {"status": "failed", "reason": str(error)}
+    return {"status": "failed", "reason": f"{type(error).__name__}: {error}{_origin(error)}"}
+
+
+def _origin(error: Exception) -> str:
+    """Where in the method an error arose: the last line of a file that is neither ours nor an installed package's."""
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        theirs = HERE not in file.parents and not {"site-packages", "dist-packages"} & set(file.parts)
+        if theirs or file.parent.name in ("explainers", "metrics"):
+            found = f" ({file.name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found

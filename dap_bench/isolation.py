@@ -1,0 +1,208 @@
+"""An explainer by itself: what it is given, and what is put back after it.
+
+An explainer never holds what scoring uses. It is given a copy of the model and clones of the images and classes, and
+torch's global state is as before when it returns; so whatever it changes or leaves behind is nobody else's.
+
+Rows must not hang on the batch an image came in. An explainer that draws random numbers names a parameter `ids`, is
+given the ids of its images, and draws each image's from `generator(id)`. One that draws from torch's, NumPy's or
+Python's global generator instead is called again image by image, with the generators seeded by each image's id.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import fields, replace
+from functools import partial
+from hashlib import sha256
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules import module as modules
+
+from dap_bench.explainers.base import Explanation, checked
+from dap_bench.vit import ViT
+
+PRECISION_SWITCHES = (
+    "cuda.matmul cudnn cudnn.conv cudnn.rnn mkldnn mkldnn.matmul mkldnn.conv mkldnn.rnn"  # below torch.backends
+)
+CUDNN_SWITCHES = ("enabled", "benchmark", "deterministic")
+
+
+def explained(
+    explain: Callable[..., Any],
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    ids: Sequence[str] = (),
+    layers: bool = False,
+) -> Explanation:
+    """What an explainer gives for some images, checked; `vit` is a copy made for it (see `copied`)."""
+    names = list(ids) or [_content(image) for image in images]
+    with global_state() as untouched:
+        found = _call(explain, vit, images, classes, names, layers)
+        seedless = untouched()
+    if not seedless:
+        found = _joined([_seeded(explain, vit, images, classes, names, layers, at) for at in range(len(images))])
+    return checked(found, vit.grid, images)
+
+
+def copied(vit: ViT, double: bool = False) -> ViT:
+    """The same model in memory of its own."""
+    twin = deepcopy(vit)
+    return twin.double() if double else twin
+
+
+def altered(twin: ViT, vit: ViT) -> bool:
+    """Whether a copy of a model is no longer what it was copied from: then it is not used again."""
+    pairs = zip(twin.model.modules(), vit.model.modules(), strict=False)
+    return any(_marks(mine) != _marks(theirs) or _differ(mine, theirs) for mine, theirs in pairs)
+
+
+def _marks(module: torch.nn.Module) -> dict[str, Any]:
+    """A module's kind, switches, children and how many hooks it has."""
+    plain = {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str | tuple)}
+    sizes = {name: len(value) for name, value in vars(module).items() if isinstance(value, dict)}
+    return {**plain, **sizes, "type": type(module)}
+
+
+def _differ(mine: torch.nn.Module, theirs: torch.nn.Module) -> bool:
+    tensors = ((*module.parameters(recurse=False), *module.buffers(recurse=False)) for module in (mine, theirs))
+    return any(not torch.equal(one, other.to(one)) for one, other in zip(*tensors, strict=True))
+
+
+def generator(sample_id: str) -> torch.Generator:
+    """A generator of random numbers of one image, the same on every machine; it is the CPU's."""
+    return torch.Generator().manual_seed(_seed(sample_id))
+
+
+def _seed(name: str) -> int:
+    return int.from_bytes(sha256(name.encode(errors="surrogatepass")).digest()[:4], "big")
+
+
+def _content(image: Tensor) -> str:
+    return sha256(image.detach().cpu().numpy().tobytes()).hexdigest()
+
+
+def _call(
+    explain: Callable[..., Any], vit: ViT, images: Tensor, classes: Tensor, ids: Sequence[str], layers: bool
+) -> Any:
+    """Call an explainer with clones, and with `ids` if it has such a parameter."""
+    options: dict[str, Any] = {"layers": True} if layers else {}
+    if "ids" in signature(explain).parameters:
+        options["ids"] = list(ids)
+    return explain(vit, images.clone(), classes.clone(), **options)
+
+
+def _seeded(
+    explain: Callable[..., Any],
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    ids: Sequence[str],
+    layers: bool,
+    at: int,
+) -> Any:
+    """One image of a batch, with every global generator seeded by its id."""
+    with global_state():
+        seed = _seed(ids[at])
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        one = slice(at, at + 1)
+        return checked(_call(explain, vit, images[one], classes[one], ids[one], layers), vit.grid, images[one])
+
+
+def _joined(parts: Sequence[Explanation]) -> Explanation:
+    """Explanations of single images as that of a batch."""
+    tensors: dict[str, Any] = {
+        field.name: torch.cat([getattr(part, field.name) for part in parts])
+        for field in fields(Explanation)
+        if isinstance(getattr(parts[0], field.name), Tensor)
+    }
+    return replace(parts[0], **tensors)
+
+
+@contextmanager
+def global_state() -> Iterator[Callable[[], bool]]:
+    """Put torch's global state, and the global generators, back when the block ends.
+
+    Yields a function that tells whether the generators have not been used so far.
+    """
+    states = [(get(), put) for get, put in _switches()]
+    generators = _generators()
+    hooks = {
+        name: dict(value) for name, value in vars(modules).items() if name.startswith("_global_") and _is_dict(value)
+    }
+    try:
+        yield lambda: all(_same(now, was) for (now, _), (was, _) in zip(_generators(), generators, strict=True))
+    finally:
+        for state, put in (*states, *generators):
+            put(state)
+        for name, value in hooks.items():
+            registry = getattr(modules, name)
+            if dict(registry) != value:
+                registry.clear()
+                registry.update(value)
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _generators() -> list[tuple[Any, Callable[[Any], Any]]]:
+    """The state of every global generator of random numbers, and how to set it."""
+    found: list[tuple[Any, Callable[[Any], Any]]] = [
+        (torch.get_rng_state(), torch.set_rng_state),
+        (np.random.get_state(), np.random.set_state),
+        (random.getstate(), random.setstate),
+    ]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found.append((tuple(torch.cuda.get_rng_state_all()), torch.cuda.set_rng_state_all))
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other
+
+
+def _switches() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """How to get and to set each part of torch's global state."""
+    yield torch.get_default_dtype, torch.set_default_dtype
+    yield torch.is_grad_enabled, torch.set_grad_enabled
+    yield torch.get_num_threads, torch.set_num_threads
+    yield torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly
+    yield torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    yield _default_device, torch.set_default_device
+    for kind in ("cpu", "cuda"):
+        yield partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind)
+        yield partial(torch.get_autocast_dtype, kind), partial(torch.set_autocast_dtype, kind)
+    for name in PRECISION_SWITCHES.split():
+        yield _attribute(name, "fp32_precision")
+    for name in CUDNN_SWITCHES:
+        yield _attribute("cudnn", name)
+    kernels: Any = torch.backends.cuda
+    for name in ("flash", "mem_efficient", "math", "cudnn"):
+        yield getattr(kernels, f"{name}_sdp_enabled"), getattr(kernels, f"enable_{name}_sdp")
+
+
+def _default_device() -> Any:
+    """None where no default was set: setting one, even the CPU, slows every call down."""
+    device = torch.get_default_device()
+    return None if device.type == "cpu" else device
+
+
+def _attribute(path: str, name: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    owner: Any = torch.backends
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return partial(getattr, owner, name), partial(setattr, owner, name)
