@@ -16,7 +16,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from copy import deepcopy
+from functools import cache, lru_cache
 from hashlib import file_digest, sha256
 from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions, version
@@ -214,7 +215,7 @@ def _follow(module: str, found: dict[str, Path], libraries: set[str]) -> None:
 def _imports(module: str, file: Path) -> Iterator[str]:
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     found: list[str] = []
-    for node in ast.walk(_parsed(file)):
+    for node in ast.walk(_tree(file)):
         if isinstance(node, ast.ImportFrom):
             base = package.rsplit(".", node.level - 1)[0] if node.level else ""
             name = ".".join(part for part in (base, node.module) if part)
@@ -261,10 +262,7 @@ _seen: dict[Path, str] = {}  # hashes of sources, as this process first saw them
 
 def _source_hash(module: str, file: Path) -> str:
     """The hash of a source, which must not change once it is imported: its rows would not be what they say."""
-    if file.suffix == ".py":
-        found = sha256(repr(_shape(_Bare().visit(_parsed(file)))).encode()).hexdigest()
-    else:
-        found = sha256(file.read_bytes()).hexdigest()
+    found = _tree_hash(*_state(file)) if file.suffix == ".py" else sha256(file.read_bytes()).hexdigest()
     if _seen.setdefault(file, found) != found and module in sys.modules:
         raise UserError(
             f"{file} was changed during the sweep; repeat the command to compute the rest with the new one."
@@ -272,7 +270,23 @@ def _source_hash(module: str, file: Path) -> str:
     return found
 
 
-def _parsed(file: Path) -> ast.Module:
+def _state(file: Path) -> tuple[Path, int, int]:
+    found = file.stat()
+    return file, found.st_mtime_ns, found.st_size
+
+
+def _tree(file: Path) -> ast.Module:
+    return _parsed(*_state(file))
+
+
+@cache
+def _tree_hash(file: Path, *state: int) -> str:
+    return sha256(repr(_shape(_Bare().visit(deepcopy(_parsed(file, *state))))).encode()).hexdigest()
+
+
+@cache
+def _parsed(file: Path, *state: int) -> ast.Module:
+    """A file's syntax tree, read again when the file has changed."""
     try:
         return ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:

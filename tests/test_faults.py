@@ -74,21 +74,24 @@ def test_a_corrupt_image_among_good_ones_changes_no_other(tmp_path, cache):
     assert all(close(found["bad"][sample][key], found["good"][sample][key]) for sample in ok for key in ("cs", "afs"))
 
 
-def test_ctrl_c_and_then_the_same_command(tmp_path, cache):
-    many = ["sampler.n=192", "batch_size=2"]  # 96 batches: the signal comes long before the last
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_stop_and_then_the_same_command(tmp_path, cache, number, code):
+    """Ctrl-C, a scheduler's preemption, a closed terminal: the batch is finished, and the next start goes on."""
+    many = ["sampler.n=60", "batch_size=2"]  # 30 batches: the signal comes long before the last
     arguments = command(tmp_path / "stopped", cache, *many)
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.rglob("part-*.parquet")) and process.poll() is None:
         time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     error = process.communicate()[1]
-    assert process.returncode == 130
+    assert process.returncode == code
     assert "repeat the same command to go on" in error
     assert "Traceback" not in error
     (cell,) = store.cells(tmp_path)
     assert all(store.pq.read_table(part).num_rows == 2 for part in cell.parts())  # whole batches
-    subprocess.run(arguments, check=True, capture_output=True)
-    assert values(cell) == values(run(tmp_path / "undisturbed", cache, *many))
+    if number == signal.SIGTERM:
+        subprocess.run(arguments, check=True, capture_output=True)
+        assert values(cell) == values(run(tmp_path / "undisturbed", cache, *many))
 
 
 def test_running_out_of_memory_while_scoring(tmp_path, cache, monkeypatch, caplog):

@@ -77,6 +77,74 @@ def test_bad_input(command, arguments, words):
     assert "Traceback" not in error
 
 
+METHODS = """
+import torch
+def raises(vit, images, classes, layers=False):
+    return images["nothing"]
+class Column:
+    better = "higher"
+    def __call__(self, batch):
+        return torch.zeros(len(batch.images), 1)
+class Patches(Column):
+    def __call__(self, batch):
+        return batch.explanation.maps
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Configs of one's own, with what can be wrong in them."""
+    (tmp_path / "mine.py").write_text(METHODS)
+    for name, text in {
+        "method/broken": "_target_: [a\nx: 'y",
+        "method/raises": "_target_: mine.raises\n_partial_: true",
+        "method/nothing": "power: 2",
+        "method/builtin": "_target_: builtins.print\n_partial_: true",
+        "method/nowhere": "_target_: mine.nowhere\n_partial_: true",
+        "metric/column": "column: {_target_: mine.Column}",
+        "metric/patches": "patches: {_target_: mine.Patches}",
+    }.items():
+        file = tmp_path / "conf" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return ["--config-dir", str(tmp_path / "conf"), "sampler.n=2", "metric=[afs]"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("method=broken", "a config is not YAML: .*broken.yaml.*line 2"),
+        ("method=nothing", "names no function; its YAML needs _target_: MODULE.FUNCTION"),
+        ("method=builtin", "_target_: builtins.print has no source that can be found"),
+        ("method=nowhere", "mine.nowhere"),
+        ("metric=[column]", r"metric 'column' gave shape \[2, 1\], expected one number per image: \[2\]"),
+        ("metric=[patches]", r"metric 'patches' gave shape \[2, 196\], expected one number per image: \[2\]"),
+        ("method=raises", "IndexError: .*mine.py, line 4.*; debug=true shows where"),
+    ],
+)
+def test_mistakes_in_configs_and_methods_of_ones_own(command, folder, argument, words):
+    code, _, error = command(*folder, argument)
+    assert code == 2, error
+    assert re.search(words, error.replace("\n", " ")), error
+    assert "Traceback" not in error
+
+
+def test_debug_raises_what_a_method_raises(command, folder):
+    with pytest.raises(IndexError) as raised:
+        command(*folder, "method=raises", "debug=true")
+    assert raised.traceback[-1].path.name == "mine.py"
+
+
+def test_signed_addresses_and_tokens_are_not_repeated(monkeypatch):
+    from dap_bench import UserError
+
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    text = "https://cdn.example.org/file.parquet?X-Amz-Signature=0a1b&Expires=1 failed for hf_abcdefgh"
+    assert str(UserError(text)) == "https://cdn.example.org/file.parquet?... failed for $HF_TOKEN"
+
+
 def test_a_parquet_file_that_is_cut_or_of_another_kind(command, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

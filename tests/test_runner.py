@@ -193,6 +193,29 @@ def test_curves_and_maps_can_be_asked_for_later(tmp_path, cache):
     assert len(parts) == 1  # what was superseded is gone
 
 
+def test_what_is_kept_later_loses_nothing_and_computes_nothing_twice(tmp_path, cache, monkeypatch):
+    from dap_bench.metrics.deletion import Deletion
+
+    options = ["sampler.n=4", "metric=[deletion]", "metric.deletion.steps=4"]
+    before = values(run(tmp_path, cache, *options, "keep_curves=true"))
+    monkeypatch.setattr(Deletion, "with_curve", lambda *_: pytest.fail("a metric was computed again"))
+    after = values(run(tmp_path, cache, *options, "keep_maps=true"))
+    for sample, row in after.items():
+        assert len(row.pop("map")) == 196
+        assert row == before[sample] | {"kept": "curves,maps"}
+
+
+def test_an_image_that_fails_when_it_is_computed_again_keeps_its_row(tmp_path, cache, monkeypatch):
+    monkeypatch.syspath_prepend(os.path.dirname(__file__))
+    target = ["method._target_=helpers.picky"]
+    monkeypatch.setattr("helpers.TOO_DARK", -9.0)
+    before = values(run(tmp_path, cache, *target))
+    monkeypatch.setattr("helpers.TOO_DARK", 0.0)
+    after = values(run(tmp_path, cache, *target, "overwrite=true"))
+    assert after == before
+    assert all(row["status"] == "ok" for row in after.values())
+
+
 def test_curves_are_stored_with_their_rows(tmp_path, cache):
     cell = run(tmp_path, cache, "sampler.n=3", "metric=[deletion,lda]", "metric.deletion.steps=4", "keep_curves=true")
     for row in cell.rows():

@@ -3,8 +3,7 @@
 import io
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
-from threading import Lock
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ FORMATS = {  # by file name; Pillow is asked for these and no others, some of wh
 MAX_BYTES = 64 * 2**20
 MAX_PIXELS = 64_000_000
 LARGE = 8_000_000  # pixels above which pictures are decoded one at a time
-_large = Lock()
+_one_by_one = ThreadPoolExecutor(1)  # one thread, because each has memory of its own that it keeps
 
 
 class BadImage(ValueError):
@@ -48,13 +47,18 @@ def decode(data: bytes, then: Callable[[Image.Image], Any] | None = None) -> Any
         pixels = image.width * image.height
         if pixels > MAX_PIXELS:
             raise BadImage(f"the image has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
-        with _large if pixels > LARGE else nullcontext():
-            upright = _rgb(ImageOps.exif_transpose(image))
-            return then(upright) if then else upright
+        if pixels > LARGE:
+            return _one_by_one.submit(_finish, image, then).result()
+        return _finish(image, then)
     except BadImage:
         raise
     except Exception as error:  # Pillow raises many kinds, SyntaxError and struct.error among them
         raise BadImage(f"the image cannot be decoded ({type(error).__name__}: {error})") from error
+
+
+def _finish(image: Image.Image, then: Callable[[Image.Image], Any] | None) -> Any:
+    upright = _rgb(ImageOps.exif_transpose(image))
+    return then(upright) if then else upright
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -1,6 +1,8 @@
 """Whatever an image file is, it becomes upright RGB or a reason."""
 
 import io
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -91,6 +93,53 @@ def test_a_huge_file_is_refused(monkeypatch):
     monkeypatch.setattr(images, "MAX_BYTES", 10)
     with pytest.raises(BadImage, match="more than 10"):
         decode(encoded(Image.new("RGB", (20, 10))))
+
+
+def test_pillow_is_asked_for_no_format_that_starts_a_program(monkeypatch):
+    """Encapsulated PostScript would be drawn by Ghostscript."""
+    from PIL import EpsImagePlugin
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    with pytest.raises(BadImage, match="cannot be decoded"):
+        decode(encoded(quarters(), "EPS"))
+
+
+@pytest.mark.parametrize("scale", [1.0, 255.0])
+def test_floating_point_pictures_are_not_black(scale):
+    values = np.tile(np.array([0.0, 0.2, 0.6, 1.0], dtype=np.float32) * scale, (4, 1))
+    image = decode(encoded(Image.fromarray(values), "TIFF"))
+    assert [image.getpixel((at, 0))[0] for at in range(4)] == [0, 51, 153, 255]
+
+
+@pytest.mark.parametrize("value", [-1.0, 300.0, np.nan])
+def test_floating_point_pictures_of_another_range_have_a_reason(value):
+    values = np.full((4, 4), value, dtype=np.float32)
+    with pytest.raises(BadImage, match="must hold 0..1 or 0..255"):
+        decode(encoded(Image.fromarray(values), "TIFF"))
+
+
+BOMBS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from dap_bench.data.images import decode
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) // 1024
+
+before, data = peak(), Path(sys.argv[1]).read_bytes()
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(lambda _: decode(data, lambda image: image.resize((8, 8)).tobytes()), range(8)))
+print(peak() - before)
+"""
+
+
+def test_many_small_files_of_many_pixels_are_decoded_one_at_a_time(tmp_path):
+    """Eight files of some kilobytes, 7,000 pixels square: 150 MB each as pixels."""
+    Image.new("P", (7000, 7000)).save(tmp_path / "bomb.png", optimize=True)
+    assert (tmp_path / "bomb.png").stat().st_size < 50_000
+    out = subprocess.run([sys.executable, "-c", BOMBS, str(tmp_path / "bomb.png")], capture_output=True, text=True)
+    assert int(out.stdout) < 500, out.stderr
 
 
 @settings(max_examples=150, deadline=None)
