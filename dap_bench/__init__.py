@@ -8,12 +8,13 @@ try:
 except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
-__all__ = ["Explanation", "UserError", "ViT", "load_method", "load_metrics", "load_vit", "summarize"]
+__all__ = ["Explanation", "UserError", "ViT", "generator", "load_method", "load_metrics", "load_vit", "summarize"]
 
 _HOMES = {
     "Explanation": "dap_bench.explainers.base",
     "UserError": "dap_bench.errors",
     "ViT": "dap_bench.vit",
+    "generator": "dap_bench.isolation",
     "load_method": "dap_bench.config",
     "load_metrics": "dap_bench.config",
     "load_vit": "dap_bench.config",
