@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dap_bench.errors import UserError, path
+from dap_bench.errors import UserError
+from dap_bench.hub import resolve_checkpoint as resolve_checkpoint
 
 # in an installed wheel conf/ is inside the package, in a source tree beside it
 CONF = next(
@@ -103,13 +104,6 @@ def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:
             raise UserError(f"{group} {name!r} has no option {key!r}; it has {options or 'none'}.")
         OmegaConf.update(node, key, value, force_add=True)
     return node
-
-
-def resolve_checkpoint(checkpoint: str) -> Path:
-    """A path; `package://` is where dap_bench itself is installed."""
-    if str(checkpoint).startswith("package://"):
-        return Path(__file__).parent / checkpoint.removeprefix("package://")
-    return path("model.checkpoint", checkpoint)
 
 
 def targets(node: Any) -> set[str]:

@@ -161,7 +161,7 @@ class _Work:
         if taken:
             raise UserError(f"a metric cannot be called {taken.pop()}: rows have another column of that name.")
         self.needs = {need for metric in self.metrics.values() for need in getattr(metric, "needs", ())}
-        self.chunk = cfg.chunk_size or (CHUNK_CUDA if self.vit.parameter.device.type == "cuda" else CHUNK_CPU)
+        self.chunk = cfg.chunk_size or (CHUNK_CUDA if self.vit.device.type == "cuda" else CHUNK_CPU)
         self.pictures = _pictures(samples.digest, str(self.vit.transform), "masks" in self.needs)
         self.decoders = ThreadPoolExecutor(cfg.workers)
         self.known = _known(samples.digest, weights, cfg.device, cfg.precision)
@@ -216,7 +216,7 @@ class _Work:
     def _decode(self, data: bytes, mask: bytes | None) -> "tuple[Tensor, Tensor | None] | BadImage":
         try:
             picture = self.vit.transform(decode(data))
-            picture = picture.pin_memory() if self.vit.parameter.is_cuda else picture
+            picture = picture.pin_memory() if self.vit.device.type == "cuda" else picture
             return picture, self.vit.mask(decode(mask)) if mask and "masks" in self.needs else None
         except BadImage as error:
             return error
@@ -256,7 +256,7 @@ class _Work:
         from dap_bench.metrics.base import Batch
 
         start = time.perf_counter()
-        device = self.vit.parameter.device
+        device = self.vit.device
         ids, pictures, masks = zip(*loaded, strict=True)
         images = torch.stack([picture.to(device, non_blocking=True) for picture in pictures])
         batch = Batch.of(

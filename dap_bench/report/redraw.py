@@ -106,7 +106,7 @@ class Redraw:
         if name not in self.samples.ids or name not in self.rows.index:
             raise UserError(f"{name} is not an image that these rows have measured.")
         data, _ = self.samples.read([self.samples.ids.index(name)])[0]
-        image = self.vit.transform(decode(data))[None].to(self.vit.parameter)
+        image = self.vit.transform(decode(data))[None].to(self.vit.device, self.vit.dtype)
         return image, torch.tensor([int(self.rows.loc[name, "predicted"])], device=image.device)
 
     def _heatmaps(self, explanation: Any) -> np.ndarray:
