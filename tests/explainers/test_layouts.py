@@ -87,12 +87,13 @@ def test_gradients_equal_finite_differences(case):
 
 def test_chefers_relevance_enters_at_what_the_head_reads():
     """Each token has its part of the mean, and together they have what one token alone would have."""
-    head = torch.nn.Linear(4, 3).double()
+    head, norm = torch.nn.Linear(4, 3).double(), torch.nn.Identity()
+    head.weight.data.abs_()
     seed, read = torch.eye(3, dtype=torch.float64)[:2], torch.rand(2, 5, 4, dtype=torch.float64) + 0.1
-    norm = torch.nn.Identity()
     shares = _head(seed, read, norm, head)
-    torch.testing.assert_close(shares.sum(1, keepdim=True), _head(seed, read.mean(1, keepdim=True), norm, head))
-    torch.testing.assert_close(shares / shares.sum(1, keepdim=True), read / read.sum(1, keepdim=True))
+    alone = _head(seed, read.mean(1, keepdim=True), norm, head)
+    torch.testing.assert_close(shares.sum(1, keepdim=True), alone, rtol=1e-6, atol=0)
+    torch.testing.assert_close(shares / alone, read / read.sum(1, keepdim=True), rtol=1e-6, atol=0)
 
 
 # ---------------------------------------------------------------------- by hand
