@@ -14,7 +14,7 @@ RELATIVE = {"patch_size": 16, "rel_pos_dim": 8}
 # name -> (timm's name, what is changed, prefix tokens, what the head reads)
 LAYOUTS = {
     "plain": (VIT, {}, 1, "class token"),
-    "registers": (VIT, {"reg_tokens": 4}, 5, "class token"),
+    "registers": (VIT, {"reg_tokens": 4, "dynamic_img_size": True}, 5, "class token"),
     "average": (VIT, {"class_token": False, "global_pool": "avg"}, 0, "mean of patches"),
     "average, registers": (VIT, {"class_token": False, "global_pool": "avg", "reg_tokens": 4}, 4, "mean of patches"),
     "average, class token": (VIT, {"global_pool": "avg"}, 1, "mean of patches"),
@@ -25,7 +25,12 @@ LAYOUTS = {
     "layer scale, qk-norm": (VIT, {"init_values": 0.5, "qk_norm": True}, 1, "class token"),
     "norms after": (VIT, {"block_fn": ResPostBlock, "class_token": False, "global_pool": "avg"}, 0, "mean of patches"),
     "eva": (EVA, {**ROTARY, "swiglu_mlp": True, "scale_mlp": True, "qkv_fused": False}, 1, "mean of patches"),
-    "eva, packed": (EVA, {**ROTARY, "swiglu_mlp": True, "qkv_fused": True, "init_values": 0.5}, 1, "mean of patches"),
+    "eva, packed": (
+        EVA,
+        {**ROTARY, "swiglu_mlp": True, "init_values": 0.5, "dynamic_img_size": True},
+        1,
+        "mean of patches",
+    ),
     "eva, mixed": (
         "vit_small_patch16_rope_mixed_224",
         {"num_heads": 3, "global_pool": "token"},

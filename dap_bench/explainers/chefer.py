@@ -90,6 +90,8 @@ def _check_block(vit: ViT, layer: int) -> None:
         isinstance(getattr(part, "norm", nn.Identity()), nn.Identity) for part in (block.attn, mlp)
     ):
         raise UserError(_not_covered("gates or norms inside attention and MLP"))
+    if block.attn.qkv is None:
+        raise UserError(_not_covered("separate projections of queries, keys and values"))
     if "rope" in positions(vit.model)[layer]:
         raise UserError(_not_covered("rotary positions"))
     if norms_after(block):

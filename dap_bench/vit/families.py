@@ -33,6 +33,8 @@ def refusal(model: Any) -> str | None:
     parts = ("blocks", "patch_embed", "num_prefix_tokens", "cls_token", "global_pool", "norm", "head", "forward_head")
     if not all(hasattr(model, part) for part in parts) or not hasattr(model.patch_embed, "num_patches"):
         return "it is not a timm ViT with global attention (windows, convolutions and stages have no map of tokens)"
+    if getattr(model.patch_embed, "img_size", None) is None:
+        return "it has no image size of its own; give it one (img_size=224)"
     for block in model.blocks:
         reason = _block_refusal(block)
         if reason:
