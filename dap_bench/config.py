@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from dap_bench.errors import UserError, keep_private, one_of, path, whole
+from dap_bench.hub import resolve_checkpoint as resolve_checkpoint
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError)  # what goes wrong while a config is put together
 GROUPS = ("model", "method", "sampler", "data", "metric", "experiment")
@@ -183,13 +184,6 @@ def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:
             raise UserError(f"{group} {name!r} has no option {key!r}; it has {options or 'none'}.")
         OmegaConf.update(node, key, value, force_add=True)
     return node
-
-
-def resolve_checkpoint(checkpoint: str) -> Path:
-    """A path; `package://` is where dap_bench itself is installed."""
-    if str(checkpoint).startswith("package://"):
-        return Path(__file__).parent / checkpoint.removeprefix("package://")
-    return path("model.checkpoint", checkpoint)
 
 
 # ---------------------------------------------------------------------- mistakes

@@ -16,7 +16,7 @@ USAGE = """Explain what a ViT sees in one photo.
   model=NAME         a model of conf/model or any timm tag (vit_t); model.checkpoint=FILE for local weights
   method=A,B,...     explainers (ar,attr,chefer,gmar,gradcam,cdam,agcam,legrad,dap), or functions: my_method.norms
   out=FILE           the picture to write (explanation.png)
-  device=auto        auto | cpu | cuda
+  device=auto        auto | cpu | cuda | mps
 """
 DEFAULTS = {
     "image": "",
@@ -51,7 +51,7 @@ def explain(vit: Any, explainers: dict[str, Any], image: str, out: Path) -> None
         raise UserError(f"image={image} cannot be read ({error.strerror}).") from error
     except BadImage as error:
         raise UserError(f"image={image}: {error}.") from error
-    images = vit.transform(picture)[None].to(vit.parameter.device)
+    images = vit.transform(picture)[None].to(vit.device)
     best = vit.score(images).softmax(1).topk(2)
     rows = []
     with vit.shared_traces():

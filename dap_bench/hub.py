@@ -1,12 +1,23 @@
-"""Is the Hugging Face Hub there, and may we read this repository? Asked once, before anything slow."""
+"""Where weights and data come from: a file, or the Hugging Face Hub.
+
+Whether the Hub is there, and whether we may read a repository, is asked once, before anything slow.
+"""
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, path
 
 PAUSES = (1, 2)  # seconds before asking again; most of the client's own requests have been repeated for longer
+
+
+def resolve_checkpoint(checkpoint: str) -> Path:
+    """A path; `package://` is where dap_bench itself is installed."""
+    if str(checkpoint).startswith("package://"):
+        return Path(__file__).parent / checkpoint.removeprefix("package://")
+    return path("model.checkpoint", checkpoint)
 
 
 def require(repo: str, repo_type: str, instead: str) -> None:

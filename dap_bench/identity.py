@@ -29,6 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dap_bench import files
 from dap_bench.errors import UserError
+from dap_bench.hub import resolve_checkpoint
 
 ENGINE = "dap_bench.evaluation"  # from images to numbers, with all that it imports
 LIBRARIES = {"numpy": "numpy", "PIL": "pillow", "timm": "timm", "torch": "torch", "torchvision": "torchvision"}
@@ -110,8 +111,6 @@ def acting(node: Any) -> Any:
 
 def checkpoint_hash(checkpoint: str, cache: Path | None = None) -> str:
     """The SHA-256 of a file of weights, computed once while the file stays as it is."""
-    from dap_bench.config import resolve_checkpoint
-
     path = resolve_checkpoint(checkpoint)
     try:
         if not path.is_file():

@@ -41,7 +41,7 @@ def explained(
     layers: bool = False,
 ) -> Explanation:
     """What an explainer gives for some images, checked; `vit` is a copy made for it (see `copied`)."""
-    names = list(ids) or [_content(image) for image in images]
+    names, classes = list(ids) or [_content(image) for image in images], classes.to(images.device)
     with global_state() as untouched:
         found = _call(explain, vit, images, classes, names, layers)
         seedless = untouched()

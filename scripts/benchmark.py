@@ -78,7 +78,7 @@ def load(options: argparse.Namespace) -> ViT:
 
 
 def machine(vit: ViT, options: argparse.Namespace, section: str) -> str:
-    device = vit.parameter.device
+    device = vit.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu()}, {os.cpu_count()} cores"
     model = f"{options.model}, {'pretrained' if options.checkpoint else 'random'} weights"
     repeats = f"Medians of {options.repeats} turns, {options.images} images"
@@ -107,7 +107,7 @@ def cpu() -> str:
 
 
 def pictures(vit: ViT, count: int) -> torch.Tensor:
-    return torch.stack([vit.transform(shapes.draw(index)[0]) for index in range(count)]).to(vit.parameter.device)
+    return torch.stack([vit.transform(shapes.draw(index)[0]) for index in range(count)]).to(vit.device)
 
 
 def chunk_size(images: torch.Tensor) -> int:
@@ -324,7 +324,7 @@ def measure(vit: ViT, images: int, steps: int, size: int) -> tuple[str, str]:
     start = time.perf_counter()
     for first in range(0, images, size):
         drawn = [vit.transform(shapes.draw(index)[0]) for index in range(first, min(images, first + size))]
-        batch = Batch.of(vit, explain, torch.stack(drawn).to(vit.parameter.device), chunk=size)
+        batch = Batch.of(vit, explain, torch.stack(drawn).to(vit.device), chunk=size)
         for metric in metrics:
             metric(batch)
     synchronise()
@@ -334,7 +334,7 @@ def measure(vit: ViT, images: int, steps: int, size: int) -> tuple[str, str]:
 
 def peak_memory(vit: ViT) -> float:
     """MiB that this process had at most, on the device."""
-    if vit.parameter.is_cuda:
+    if vit.device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     # not getrusage: it counts what the parent process had before this program was started in its place
     status = Path("/proc/self/status").read_text()

@@ -1,10 +1,14 @@
-"""Train `vit_shapes`, the small ViT that ships with the project, on pictures of `dap_bench.data.shapes`.
+"""Train `vit_shapes` and its siblings, the small ViTs that ship with the project, on `dap_bench.data.shapes`.
 
-It learns from series 1 and is tested on series 0, the one users evaluate on. Some training pictures have parts
-erased, with a target as uncertain as what is left of the object: so the model must look at the object itself,
+They learn from series 1 and are tested on series 0, the one users evaluate on. Some training pictures have parts
+erased, with a target as uncertain as what is left of the object: so a model must look at the object itself,
 and pictures with holes in them, which explainers and their metrics make, are nothing new to it.
 
-    python scripts/train_shapes.py        # about 15 minutes on two CPU cores, 2 GB of temporary disk
+The siblings have other tokens and other heads (registers, average pooling, a distillation token) and learn from the
+same pictures in the same way. What a model is made of is said in conf/model, nowhere else.
+
+    python scripts/train_shapes.py                                   # vit_shapes: about 15 minutes on two CPU cores
+    python scripts/train_shapes.py vit_shapes_reg vit_shapes_avg     # pictures are drawn once: 2 GB of temporary disk
 """
 
 from __future__ import annotations
@@ -21,20 +25,25 @@ import timm
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dap_bench.config import compose
 from dap_bench.data import shapes
 
 CLASSES = len(shapes.CLASSES)
-WEIGHTS = Path(__file__).parents[1] / "dap_bench" / "weights" / "vit_shapes.safetensors"
+WEIGHTS = Path(__file__).parents[1] / "dap_bench" / "weights"
+FULL = "vit_shapes"  # the one whose weights are stored in single precision; its siblings' in half
 
 
-def build() -> nn.Module:
-    """The untrained `vit_shapes`: patch 16, 197 tokens, 6 blocks, 3 MB."""
-    return timm.create_model(
-        "vit_tiny_patch16_224", pretrained=False, num_classes=CLASSES, embed_dim=96, depth=6, num_heads=3
-    )
+def build(name: str) -> nn.Module:
+    """The untrained model of conf/model/NAME.yaml."""
+    options = OmegaConf.to_container(compose(f"model={name}").model, resolve=True)
+    assert isinstance(options, dict)
+    ours = ("_target_", "tag", "checkpoint", "class_names")
+    timms = {str(key): value for key, value in options.items() if key not in ours}
+    return timm.create_model(options["tag"], pretrained=False, **timms)
 
 
 def _rgbm(job: tuple[int, int]) -> NDArray[np.uint8]:
@@ -92,19 +101,23 @@ def erase_some(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Keep(nn.Module):
-    """In the place of a ViT's patch dropout: keep the class token and the patches named by `index`."""
+    """In the place of a ViT's patch dropout: keep the prefix tokens and the patches named by `index`."""
 
     index: Tensor
 
+    def __init__(self, prefix: int) -> None:
+        super().__init__()
+        self.prefix = prefix
+
     def forward(self, tokens: Tensor) -> Tensor:
-        kept = tokens[:, 1:].gather(1, self.index[..., None].expand(-1, -1, tokens.shape[2]))
-        return torch.cat([tokens[:, :1], kept], 1)
+        first, patches = tokens[:, : self.prefix], tokens[:, self.prefix :]
+        return torch.cat([first, patches.gather(1, self.index[..., None].expand(-1, -1, tokens.shape[2]))], 1)
 
 
 def loss_of(model: nn.Module, x: Tensor, mask: Tensor, labels: Tensor, patches: int) -> Tensor:
-    """Cross entropy of the class token, whose target fades to "any class" as less than half the object is seen,
+    """Cross entropy of what the head reads, whose target fades to "any class" as less than half the object is seen,
     plus that of the patches on the object, which a small ViT needs to learn fast. Uses so many `patches`: those
-    where the object is or was, then others at random."""
+    where the object is or was, then others at random. Of two heads, each learns for itself."""
     x, seen = erase_some(x, mask)
     covered = F.avg_pool2d(mask, 16).flatten(1)
     model.patch_drop.index = ((covered > 0.1) + torch.rand_like(covered)).topk(patches).indices
@@ -113,8 +126,12 @@ def loss_of(model: nn.Module, x: Tensor, mask: Tensor, labels: Tensor, patches: 
     target = torch.lerp(torch.full((len(x), CLASSES), 1 / CLASSES), F.one_hot(labels, CLASSES).float(), sure)
     weight = F.avg_pool2d(seen, 16).flatten(1).gather(1, model.patch_drop.index)
     expected = labels[:, None].expand_as(weight)
-    each = F.cross_entropy(model.head(tokens[:, 1:]).transpose(1, 2), expected, reduction="none")
-    return F.cross_entropy(model.forward_head(tokens), target) + (weight * each).sum() / weight.sum()
+    of_patches = model.head(model.fc_norm(tokens[:, model.num_prefix_tokens :]))
+    each = F.cross_entropy(of_patches.transpose(1, 2), expected, reduction="none")
+    logits = model.forward_head(tokens)
+    heads = logits if isinstance(logits, tuple) else (logits,)
+    whole = sum(F.cross_entropy(head, target) for head in heads) / len(heads)
+    return whole + (weight * each).sum() / weight.sum()
 
 
 def train(model: nn.Module, data: NDArray[np.uint8], steps: int, batch: int, lr: float) -> None:
@@ -128,7 +145,8 @@ def train(model: nn.Module, data: NDArray[np.uint8], steps: int, batch: int, lr:
         optimizer, lambda s: min((s + 1) / 60, 0.5 + 0.5 * math.cos(math.pi * s / steps))
     )
     model.train()
-    model.patch_drop = Keep()
+    model.patch_drop = Keep(model.num_prefix_tokens)
+    model.distilled_training = True  # a model with two heads now gives the logits of both; others do not look at it
     start, total = time.time(), 0.0
     for step in range(steps):
         indices = torch.randint(len(data), (batch,))
@@ -171,30 +189,41 @@ def report(model: nn.Module, data: NDArray[np.uint8]) -> None:
         print(f"{name:32s} accuracy {accuracy:.4f}  mean p(class) {confidence:.4f}")
 
 
+def store(model: nn.Module, path: Path, dtype: torch.dtype) -> None:
+    """Write the weights in `dtype`, and leave the model with what a reader of the file will get."""
+    rounded = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(rounded, path)
+    model.load_state_dict(rounded)
+
+
 def main() -> None:
-    """Draw, train, test and save."""
+    """Draw once; train, save and test each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=[FULL], help="names in conf/model")
     parser.add_argument("--images", type=int, default=9600, help="training pictures to draw")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=1.5e-3)
     parser.add_argument("--tests", type=int, default=2000, help="unseen pictures to test on")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=WEIGHTS)
+    parser.add_argument("--out", type=Path, default=WEIGHTS, help="folder of the weights")
     args = parser.parse_args()
 
-    torch.manual_seed(0)
     torch.set_num_threads(args.threads)
-    model = build()
     with tempfile.TemporaryDirectory() as folder:
         start = time.time()
         data = render(args.images, 1, Path(folder) / "train.npy")
-        print(f"drew {args.images} pictures in {time.time() - start:.0f} s", flush=True)
-        train(model, data, args.steps, args.batch, args.lr)
-        report(model, render(args.tests, 0, Path(folder) / "test.npy"))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, args.out)
-    print(f"saved {args.out.name}, {args.out.stat().st_size / 1e6:.1f} MB; {(time.time() - start) / 60:.1f} minutes")
+        unseen = render(args.tests, 0, Path(folder) / "test.npy")
+        print(f"drew {args.images} + {args.tests} pictures in {time.time() - start:.0f} s", flush=True)
+        for name in args.models:
+            start, path = time.time(), args.out / f"{name}.safetensors"
+            torch.manual_seed(0)
+            model = build(name)
+            train(model, data, args.steps, args.batch, args.lr)
+            store(model, path, torch.float32 if name == FULL else torch.float16)
+            print(f"saved {path.name}, {path.stat().st_size / 1e6:.2f} MB; {(time.time() - start) / 60:.1f} minutes")
+            report(model, unseen)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""The embedded ViT knows its classes, and looks at the object to tell them."""
+"""The embedded ViTs know their classes, and look at the object to tell them."""
 
 import pytest
 import torch
 from torch.nn.functional import max_pool2d
 
 from dap_bench import load_vit
-from dap_bench.config import compose
+from dap_bench.config import choices, compose
 from dap_bench.data.shapes import CLASSES, draw, label_of
+from dap_bench.vit.loading import resolve_checkpoint
 
 COUNT = 360
+SIBLINGS = [name for name in choices("model") if name.startswith("vit_shapes_")]
+FEW = 120  # pictures for each sibling
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +51,34 @@ def test_without_as_much_background_it_still_knows(seen):
     assert confidence >= 0.8
 
 
-def test_the_config_names_the_classes():
-    assert tuple(compose().model.class_names) == CLASSES
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_the_siblings_see_the_same(seen, name):
+    plain, images, masks, labels = seen
+    vit = load_vit(name, device="cpu")
+    assert str(vit.transform) == str(plain.transform)
+    images, masks, labels = images[:FEW], masks[:FEW], labels[:FEW]
+    assert judge(vit, images, labels)[0] >= 0.97
+    accuracy, confidence = judge(vit, torch.where(masks > 0, torch.zeros(1), images), labels)
+    assert accuracy <= 0.25
+    assert confidence <= 0.25
 
 
-def test_the_weights_are_small():
-    from dap_bench.config import resolve_checkpoint
+def test_the_siblings_have_other_tokens():
+    layouts = {name: load_vit(name, device="cpu").layout for name in SIBLINGS}
+    assert {name: (layout.prefix, layout.head) for name, layout in layouts.items()} == {
+        "vit_shapes_reg": (5, "class token"),
+        "vit_shapes_avg": (0, "mean of patches"),
+        "vit_shapes_avg_reg": (4, "mean of patches"),
+        "vit_shapes_dist": (2, "class and distillation token"),
+    }
 
-    assert resolve_checkpoint(compose().model.checkpoint).stat().st_size < 4_000_000
+
+@pytest.mark.parametrize("name", ["vit_shapes", *SIBLINGS])
+def test_the_config_names_the_classes(name):
+    assert tuple(compose(f"model={name}").model.class_names) == CLASSES
+
+
+@pytest.mark.parametrize("name", ["vit_shapes", *SIBLINGS])
+def test_the_weights_are_small(name):
+    size = resolve_checkpoint(compose(f"model={name}").model.checkpoint).stat().st_size
+    assert size < (4_000_000 if name == "vit_shapes" else 1_500_000)

@@ -1,9 +1,10 @@
 """AGCAM, Attention-Guided CAM (Leem and Seo, 2024).
 
-    map_j = sum_l sum_h relu(d z_c / d A^{l,h}[0, j]) sigmoid(S^{l,h}[0, j])        S: attention before softmax
+    map_j = sum_l sum_h relu(d z_c / d A^{l,h}[r, j]) sigmoid(S^{l,h}[r, j])        S: attention before softmax
 
 The gradient runs along the residual stream and the MLPs only: the input of every attention is detached. Without that
-(`detach: false`) it is another map.
+(`detach: false`) it is another map. Row r is the class token's; without a class token the product is taken in every
+patch's row and averaged over them. S holds relative or rotary positions where the model has them.
 """
 
 import torch
@@ -16,10 +17,10 @@ from dap_bench.vit import ViT
 def agcam(vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, *, detach: bool = True) -> Explanation:
     check(vit, images, classes)
     trace = vit.trace(images, grad=["attention"], detach_attention=detach)
-    maps = []
+    layout, maps = trace.layout, []
     for layer, gradient in enumerate(trace.gradients(classes, "attention")):
-        query, key, _ = vit.qkv(layer, trace.norm1[layer])
-        scores = (query[:, :, :1] @ key.transpose(-2, -1)) * vit.blocks[layer].attn.scale
-        maps.append((gradient[:, :, 0, 1:].relu() * scores[:, :, 0, 1:].sigmoid()).sum(1))
+        scores = layout.patches_of(vit.attention_scores(layer, trace.norm1[layer]))
+        rows = layout.patches_of(layout.rows_of(gradient)).relu() * scores.sigmoid()  # [B,H,R,P]
+        maps.append(layout.mean_of(rows).squeeze(2).sum(1))
     stacked = torch.stack(maps, 1)
     return Explanation(stacked.sum(1), vit.grid, *((stacked.cumsum(1), stacked) if layers else ()))

@@ -1,9 +1,10 @@
 """AR, Attention Rollout (Abnar and Zuidema, 2020).
 
-    A^l = mean_h A^{l,h}        T^l = RowNorm(A^l + I)        R = T^L ... T^1        map = R[0, 1:]
+    A^l = mean_h A^{l,h}        T^l = RowNorm(A^l + I)        R = T^L ... T^1        map = row of R
 
 Attention flows along the product of the layers' transitions; half of each step is the residual connection.
-The class is not looked at.
+The class is not looked at. The row is the one that the head reads, over patches: the class token's; without a class
+token the mean of the patches' rows (see `dap_bench.vit.tokens`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dap_bench.explainers.base import Explanation, check
-from dap_bench.vit import ViT
+from dap_bench.vit import Layout, ViT
 
 FUSIONS = ("mean", "max", "min")
 
@@ -29,26 +30,28 @@ def ar(
 ) -> Explanation:
     check(vit, images, classes, head_fusion=(head_fusion, FUSIONS))
     start_layer = vit.block_number(start_layer)
-    attention = [discard(fuse(a, head_fusion), discard_ratio) for a in vit.trace(images).attention[start_layer:]]
-    maps, layer_maps, single = rollout([row_norm(residual(a)) for a in attention], layers)
+    trace = vit.trace(images)
+    fused = [fuse(a, head_fusion) for a in trace.attention[start_layer:]]
+    steps = [row_norm(residual(discard(a, discard_ratio, vit.layout))) for a in fused]
+    maps, layer_maps, single = rollout(steps, layers, trace.layout)
     return Explanation(maps, vit.grid, layer_maps, single)
 
 
-def rollout(transitions: Sequence[Tensor], layers: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The class token's row of T^L ... T^1 over patches [B,P]; if asked, that of every T^l ... T^1 and T^l [B,L,P].
+def rollout(transitions: Sequence[Tensor], layers: bool, layout: Layout) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The row of T^L ... T^1 that the head reads, over patches [B,P]; if asked, of every T^l ... T^1 and T^l [B,L,P].
 
     The final row alone is a chain of vector-matrix products; only the layer maps need full products.
     """
     if not layers:
-        row = transitions[-1][:, :1]
+        row = layout.row_of(transitions[-1])
         for transition in reversed(transitions[:-1]):
             row = row @ transition
-        return row[:, 0, 1:], None, None
+        return layout.patches_of(row)[:, 0], None, None
     product, rows = None, []
     for transition in transitions:
         product = transition if product is None else transition @ product
-        rows.append(product[:, 0, 1:])
-    return rows[-1], torch.stack(rows, 1), torch.stack([transition[:, 0, 1:] for transition in transitions], 1)
+        rows.append(layout.map_of(product))
+    return rows[-1], torch.stack(rows, 1), torch.stack([layout.map_of(transition) for transition in transitions], 1)
 
 
 def residual(attention: Tensor) -> Tensor:
@@ -64,12 +67,12 @@ def fuse(attention: Tensor, how: str) -> Tensor:
     return attention.mean(1) if how == "mean" else attention.amax(1) if how == "max" else attention.amin(1)
 
 
-def discard(attention: Tensor, ratio: float) -> Tensor:
+def discard(attention: Tensor, ratio: float, layout: Layout) -> Tensor:
     """Set the lowest `ratio` of each image's entries to zero, but never the class token's attention to itself."""
     count = int(attention[0].numel() * ratio)
     if count == 0:
         return attention
     flat = attention.flatten(1)
-    kept = flat.scatter(1, flat.topk(count, largest=False).indices, 0)
-    kept[:, 0] = flat[:, 0]
-    return kept.view_as(attention)
+    kept = flat.scatter(1, flat.topk(count, largest=False).indices, 0).view_as(attention)
+    layout.own(kept).copy_(layout.own(attention))
+    return kept

@@ -1,15 +1,16 @@
 """AttR, Attribution Rollout (Xu et al., 2023).
 
-    f^l = head(norm(Y^l)[0])_c        g^{l,h} = d f^l / d A^{l,h}        Y^l: output of block l
-    W^l = max_h 0.5 A^{l,h} g^{l,h}        T^l = RowNorm(W^l + I)        R = T^L ... T^1        map = R[0, 1:]
+    f^l = head(norm(Y^l))_c        g^{l,h} = d f^l / d A^{l,h}        Y^l: output of block l
+    W^l = max_h 0.5 A^{l,h} g^{l,h}        T^l = RowNorm(W^l + I)        R = T^L ... T^1        map = row of R
 
 Each layer is asked what the head would already say after it. The original integrates the gradient along a path on
 which it is constant: what is left of the integral is the factor 0.5 = mean of linspace(0, 1, 20). W is signed, so
 maps can hold a few negative values. `path: true` takes the integral for real, W^l = max_h A^{l,h} times the mean of
 g^{l,h} over `steps` points from no attention to A^{l,h}.
 
-f^l depends on A^l through the class token's row alone: the other rows of T^l are the identity, and the rollout is a
-recursion over that one row. With `readout: final` (the gradient of the model's own logit) it is a full product.
+With a class token f^l depends on A^l through its row alone: the other rows of T^l are the identity, and the rollout is
+a recursion over that one row. With `readout: final` (the gradient of the model's own logit) it is a full product, and
+so it is without a class token, where f^l averages all patches: the map is then the mean of their rows.
 """
 
 import torch
@@ -48,15 +49,16 @@ def attr(
     weights = [fuse((a * g)[:, used], head_fusion) for a, g in zip(trace.attention, gradients, strict=True)]
     if clamp:
         weights = [weight.clamp(min=0) for weight in weights]
-    if readout == "final":
-        maps, layer_maps, each = rollout([row_norm(residual(weight)) for weight in weights], layers)
+    layout = trace.layout
+    if readout == "final" or layout.leading != 1:
+        maps, layer_maps, each = rollout([row_norm(residual(weight)) for weight in weights], layers, layout)
         return Explanation(maps, vit.grid, layer_maps, each, signed=not clamp)
-    row, rows, single = torch.zeros_like(weights[0][:, 0, 1:]), [], []
+    rows: list[Tensor] = []
+    single: list[Tensor] = []
     for weight in weights:
-        own, patches = 1 + weight[:, 0, :1], weight[:, 0, 1:]
-        total = own + patches.sum(1, keepdim=True)
-        single.append(patches / total)
-        row = single[-1] + own / total * row
-        rows.append(row)
+        own, others = layout.split(layout.row_of(weight)[:, 0])
+        total = 1 + own + others.sum(1, keepdim=True)
+        single.append(layout.patches_of(others / total))
+        rows.append(single[-1] + (1 + own) / total * rows[-1] if rows else single[-1])
     stacked = (torch.stack(rows, 1), torch.stack(single, 1)) if layers else (None, None)
-    return Explanation(row, vit.grid, stacked[0], stacked[1], signed=not clamp)
+    return Explanation(rows[-1], vit.grid, stacked[0], stacked[1], signed=not clamp)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from dap_bench.errors import UserError, one_of
-from dap_bench.vit import ViT
+from dap_bench.vit import ViT, double_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Explanation:
         """
         mode = upsample or self.upsample
         options = {} if mode == "nearest" else {"align_corners": False}
-        maps = self.maps.float().double().unflatten(1, self.grid)[:, None]
+        maps = double_of(self.maps.float()).unflatten(1, self.grid)[:, None]
         return min_max(interpolate(maps, size, mode=mode, **options)[:, 0].flatten(1)).unflatten(1, size)
 
 

@@ -5,6 +5,9 @@
 Signed in the original; `negatives` says what becomes of values below zero: clamp, abs or keep. Enlarged without
 interpolation, as its authors do. Two variants average the map over changed inputs X of the block:
 `smooth` over noisy copies, X + 0.05 (max X - min X) noise; `integrated` over k/steps X, k = 1 .. steps - 1.
+
+Without a class token patches also reach the head past the attention, along the residual stream, which T does not show:
+the map is then what each patch gives to the others, not what it keeps.
 """
 
 from collections.abc import Iterator
@@ -52,7 +55,8 @@ def cdam(
 def contributions(trace: Trace, classes: Tensor, layers: list[int]) -> list[Tensor]:
     """Each patch's token times its gradient, summed over channels, per layer."""
     gradients = trace.gradients(classes, "norm1", layers)
-    return [(trace.norm1[layer] * gradient).sum(-1)[:, 1:] for layer, gradient in zip(layers, gradients, strict=True)]
+    products = [(trace.norm1[layer] * gradient).sum(-1) for layer, gradient in zip(layers, gradients, strict=True)]
+    return [trace.vit.layout.patches_of(product) for product in products]
 
 
 def _noisy(tokens: Tensor, copies: int, noise: float, seed: int) -> Iterator[Tensor]:

@@ -1,10 +1,14 @@
 """Chefer, transformer attribution (Chefer et al., 2021).
 
-    C^l = mean_h relu(G^{l,h} Rel^{l,h})        map = [(I + C^L) ... (I + C^s)][0, 1:]        G = d z_c / d A
+    C^l = mean_h relu(G^{l,h} Rel^{l,h})        map = row of (I + C^L) ... (I + C^s)        G = d z_c / d A
 
 Rel is the relevance that layer-wise relevance propagation (LRP, alpha = 1) brings from the class's logit to each
 attention entry. Below, each rule takes the relevance of a module's output to that of its inputs; GELU, softmax,
-LayerNorm and dropout pass it on unchanged, and biases never enter. `relevance: attention` puts A in Rel's place.
+LayerNorm and dropout pass it on unchanged, and biases never enter, relative positions among them. `relevance:
+attention` puts A in Rel's place, and covers what has no rule: rotary positions, gated MLPs, attention pools.
+
+The row is the one that the head reads. Without a class token it is the mean of the patches' rows, and relevance enters
+at the patches, each by its part in the mean; two heads have half each.
 
 The original normalises its residual sums over the whole tensor and so takes one image at a time; here the sums are
 per image, and a batch gives the same maps. Divisions by near-zero activations make the rules so badly conditioned
@@ -19,7 +23,9 @@ from torch import Tensor, nn
 from dap_bench.errors import UserError
 from dap_bench.explainers.ar import residual, rollout
 from dap_bench.explainers.base import Explanation, check
-from dap_bench.vit import Trace, ViT
+from dap_bench.vit import Trace, ViT, double_of
+from dap_bench.vit.families import norms_after, positions, scaled
+from dap_bench.vit.trace import check_block
 
 
 @torch.no_grad()
@@ -36,50 +42,78 @@ def chefer(
     check(vit, images, classes, relevance=(relevance, ("lrp", "attention")), dtype=(dtype, (None, "float64")))
     start_layer = vit.block_number(start_layer)
     if dtype == "float64":
-        vit, images = vit.double(), images.double()
+        vit, images = vit.double(), double_of(images)
+        classes = classes.to(images.device)
     trace = vit.trace(images, grad=["attention"])
     gradients = trace.gradients(classes, "attention")
     relevances = attention_relevance(vit, trace, classes) if relevance == "lrp" else trace.attention
     steps = [(g * r).relu().mean(1) for g, r in zip(gradients, relevances, strict=True)][start_layer:]
-    maps, layer_maps, single = rollout([residual(step) for step in steps], layers)
+    maps, layer_maps, single = rollout([residual(step) for step in steps], layers, trace.layout)
     return Explanation(maps, vit.grid, layer_maps, single)
 
 
 def attention_relevance(vit: ViT, trace: Trace, classes: Tensor) -> list[Tensor]:
     """Rel [B,H,N,N] of every layer, for a relevance of 1 at each image's class."""
     model: Any = vit.model
+    if getattr(model, "attn_pool", None) is not None:
+        raise UserError(_not_covered("attention pooling"))
     found = []
     tokens = trace.tokens
-    final = model.norm(tokens[-1])[:, 0]
-    seed = nn.functional.one_hot(classes, vit.classes).to(final)
-    relevance = torch.zeros_like(tokens[-1])
-    relevance[:, 0] = final * _div(_linear(seed, model.fc_norm(final), model.head.weight), final)
+    heads = [head for head in (model.head, getattr(model, "head_dist", None)) if head is not None]
+    final = model.norm(tokens[-1])
+    seed = nn.functional.one_hot(classes, vit.classes).to(final) / len(heads)
+    relevance = torch.zeros_like(final)
+    parts = zip(vit.layout.rows_of(final).chunk(len(heads), 1), heads, strict=True)
+    vit.layout.rows_of(relevance).copy_(torch.cat([_head(seed, read, model.fc_norm, head) for read, head in parts], 1))
     for layer in reversed(range(vit.depth)):
-        relevance, attention = _block(vit, layer, tokens[layer], trace.attention[layer], relevance)
+        relevance, attention = _block(vit, trace, layer, relevance)
         found.append(attention)
     return found[::-1]
 
 
-def _block(vit: ViT, layer: int, x: Tensor, attention: Tensor, relevance: Tensor) -> tuple[Tensor, Tensor]:
-    """Relevance of a block's output -> of its input, and of its attention; activations are computed again."""
+def _head(seed: Tensor, read: Tensor, norm: nn.Module, head: nn.Linear) -> Tensor:
+    """Relevance of a head's logits -> of the tokens [B,R,D] whose mean it reads, each by its part in their sum."""
+    return read * _div(_linear(seed, norm(read.mean(1)), head.weight), read.sum(1))[:, None]
+
+
+def _not_covered(what: str) -> str:
+    return f"Chefer's rules do not cover {what}, which this model has; use relevance=attention."
+
+
+def _check_block(vit: ViT, layer: int) -> None:
+    """Raise where a block has a part that there is no rule for."""
     block = vit.blocks[layer]
     mlp = block.mlp
     if not (isinstance(getattr(mlp, "fc1", None), nn.Linear) and mlp.fc1.out_features == mlp.fc2.in_features):
-        raise UserError(f"Chefer's rules do not cover this model's MLP ({type(mlp).__name__}).")
+        raise UserError(_not_covered(f"this MLP ({type(mlp).__name__})"))
     if getattr(block.attn, "gate", None) is not None or not all(
         isinstance(getattr(part, "norm", nn.Identity()), nn.Identity) for part in (block.attn, mlp)
     ):
-        raise UserError("Chefer's rules do not cover gates or norms inside attention and MLP, which this model has.")
+        raise UserError(_not_covered("gates or norms inside attention and MLP"))
+    if block.attn.qkv is None:
+        raise UserError(_not_covered("separate projections of queries, keys and values"))
+    if "rope" in positions(vit.model)[layer]:
+        raise UserError(_not_covered("rotary positions"))
+    if norms_after(block):
+        raise UserError(_not_covered("norms after attention and MLP"))
+
+
+def _block(vit: ViT, trace: Trace, layer: int, relevance: Tensor) -> tuple[Tensor, Tensor]:
+    """Relevance of a block's output -> of its input, and of its attention; activations are computed again."""
+    _check_block(vit, layer)
+    block, x, attention = vit.blocks[layer], trace.tokens[layer], trace.attention[layer]
+    mlp = block.mlp
 
     normed1 = block.norm1(x)
     query, key, value = vit.qkv(layer, normed1)
     mixed = attention @ value  # [B,H,N,dh]
     merged = mixed.transpose(1, 2).flatten(2)
-    branch1 = block.ls1(block.attn.proj(merged))
+    branch1 = scaled(block, 1)(block.attn.proj(merged))
     middle = x + branch1
     normed2 = block.norm2(middle)
     hidden = mlp.act(mlp.fc1(normed2))
-    branch2 = block.ls2(mlp.fc2(hidden))
+    branch2 = scaled(block, 2)(mlp.fc2(hidden))
+    check_block(block, middle + branch2, trace.tokens[layer + 1])
 
     skip, branch = _add(relevance, middle, branch2)
     branch = _linear(_linear(branch, hidden, mlp.fc2.weight), normed2, mlp.fc1.weight)

@@ -1,23 +1,25 @@
 """DAP, Decision-Aware Attention Propagation, and the variants of its ablation.
 
-    s = prior(image, class), by default Grad-CAM        d = [1, min-max(s)]        B^l = mean_h A^{l,h} + I
+    s = prior(image, class), by default Grad-CAM        d = [1 .. 1, min-max(s)]        B^l = mean_h A^{l,h} + I
 
-    variant     transition T^l                map
-    pairwise    RowNorm(B_ij d_i d_j)         R[0, j]            DAP
-    source      RowNorm(B_ij d_j)             R[0, j]            equal to pairwise: d_i cancels within its row
-    target      RowNorm(B_ij d_i)             R[0, j]            see `target`
-    final       RowNorm(B_ij)                 R[0, j] * d_j
-    uniform     RowNorm(B_ij)                 R[0, j]            equal to AR
+    variant     transition T^l                map: j of R's row r
+    pairwise    RowNorm(B_ij d_i d_j)         R[r, j]            DAP
+    source      RowNorm(B_ij d_j)             R[r, j]            equal to pairwise: d_i cancels within its row
+    target      RowNorm(B_ij d_i)             R[r, j]            see `target`
+    final       RowNorm(B_ij)                 R[r, j] * d_j
+    uniform     RowNorm(B_ij)                 R[r, j]            equal to AR
 
-Min-max makes some d_i exactly 0, and their literal pairwise rows 0/0. Nothing ever reaches such a row, because its
-column is 0 too, so pairwise is computed in its source form. By the same cancellation `target` would be uniform;
+The prior is 1 on every prefix token. Row r is the one that the head reads: the class token's, or without one the mean
+of the patches' rows, which all count alike, also those to which the prior gives nothing.
+
+Min-max makes some d_i exactly 0, and their literal pairwise rows 0/0. No step leads to such a row, because its column
+is 0 too, so pairwise is computed in its source form. By the same cancellation `target` would be uniform;
 two readings differ from it: `no_renorm` applies d_i after RowNorm, `zero_rows` leaves rows with d_i = 0 empty.
 
 Where the prior is constant it says nothing: d = 1, the map is AR's, and `fallback` marks the image.
 """
 
 from torch import Tensor
-from torch.nn.functional import pad
 
 from dap_bench.explainers.ar import fuse, residual, rollout, row_norm
 from dap_bench.explainers.base import Explainer, Explanation, check, min_max
@@ -39,13 +41,14 @@ def dap(
 ) -> Explanation:
     check(vit, images, classes, variant=(variant, VARIANTS), target=(target, TARGETS))
     with vit.shared_traces():
-        scores = prior(vit, images, classes).maps
-        attention = vit.trace(images).attention
+        scores = prior(vit, images, classes).maps.to(images.device)
+        trace = vit.trace(images)
+    layout = trace.layout
     constant = scores.amax(1) == scores.amin(1)
-    weights = pad(min_max(scores).masked_fill(constant[:, None], 1), (1, 0), value=1)  # d [B,N]
+    weights = layout.with_prefix(min_max(scores).masked_fill(constant[:, None], 1), 1)  # d [B,N]
 
     transitions = []
-    for step in (residual(fuse(a, "mean")) for a in attention):
+    for step in (residual(fuse(a, "mean")) for a in trace.attention):
         if variant in ("pairwise", "source"):
             transitions.append(row_norm(step * weights[:, None, :]))
         elif variant == "target":
@@ -53,7 +56,7 @@ def dap(
             transitions.append(row_norm(step) * rows[:, :, None])
         else:
             transitions.append(row_norm(step))
-    maps, layer_maps, single = rollout(transitions, layers)
+    maps, layer_maps, single = rollout(transitions, layers, layout)
     if variant == "final":
-        maps = maps * weights[:, 1:]
+        maps = maps * layout.patches_of(weights)
     return Explanation(maps, vit.grid, layer_maps, single, fallback=constant)

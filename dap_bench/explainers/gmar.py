@@ -1,10 +1,11 @@
 """GMAR, Gradient-driven Multi-head Attention Rollout (Jo et al., 2025).
 
-    A^l = sum_h w_h A^{l,h}, sum_h w_h = 1        T^l = RowNorm(A^l + I)        R = T^L ... T^1        map = R[0, 1:]
+    A^l = sum_h w_h A^{l,h}, sum_h w_h = 1        T^l = RowNorm(A^l + I)        R = T^L ... T^1        map = row of R
 
 Heads are weighted by the size of their gradient. `source: norm1_last` splits d z_c / d norm1 of the last block, on
 patches, into one group of channels per head, and uses the same weights in all layers; `source: attention` weighs each
-layer's heads by d z_c / d A^{l,h}. A gradient of zero gives equal weights.
+layer's heads by d z_c / d A^{l,h}. A gradient of zero gives equal weights. The row is the one that the head reads, as
+in AR: the class token's, or without one the mean of the patches' rows.
 
 The published code reads its map off another place: rows 1.. of head 0 instead of the class token's row, which does
 not depend on the class at all. That is not copied here.
@@ -32,9 +33,9 @@ def gmar(
     check(vit, images, classes, norm=(norm, tuple(NORMS)), source=(source, ("norm1_last", "attention")))
     with vit.shared_traces():
         weights = head_weights(vit, images, classes, source, norm)
-        attention = vit.trace(images).attention
-    fused = [(w[:, :, None, None] * a).sum(1) for w, a in zip(weights, attention, strict=True)]
-    maps, layer_maps, single = rollout([row_norm(residual(a)) for a in fused], layers)
+        trace = vit.trace(images)
+    fused = [(w[:, :, None, None] * a).sum(1) for w, a in zip(weights, trace.attention, strict=True)]
+    maps, layer_maps, single = rollout([row_norm(residual(a)) for a in fused], layers, trace.layout)
     return Explanation(maps, vit.grid, layer_maps, single)
 
 
@@ -46,7 +47,7 @@ def head_weights(vit: ViT, images: Tensor, classes: Tensor, source: str, norm: s
         sizes = [gradient.flatten(2).norm(NORMS[norm], dim=2) for gradient in gradients]
     else:
         (gradient,) = vit.trace(images, grad=["norm1"], start=-1).gradients(classes, "norm1", [-1])
-        channels = gradient[:, 1:].unflatten(2, (heads, -1))  # [B,P,H,D/H]
+        channels = vit.layout.patches_of(gradient, 1).unflatten(2, (heads, -1))  # [B,P,H,D/H]
         sizes = [channels.transpose(1, 2).flatten(2).norm(NORMS[norm], dim=2)] * vit.depth
     return [_shares(size) for size in sizes]
 

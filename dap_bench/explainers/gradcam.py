@@ -3,7 +3,9 @@
     w_k = mean_i (d z_c / d T)[i, k]        map_i = relu( sum_k w_k T[i, k] )        i over patches
 
 `at: norm1` is what enters a block's attention, `at: output` what leaves the block. The last block's norm1 is the last
-place where patches still have a gradient: after its attention only the class token reaches the head.
+place where patches still have a gradient if the head reads a class token: after its attention only that token reaches
+the head. Where the head averages patches they have one everywhere, and `at: output` of the last block is the classic
+CAM: what each patch adds to the mean. `at: norm1` then shows what each patch gives to the others by attention.
 """
 
 import torch
@@ -32,14 +34,14 @@ def gradcam(
     chosen = list(range(vit.depth)) if layers else [number]
     gradients = trace.gradients(classes, kind, [block + shift for block in chosen])
     activations = trace.norm1 if at == "norm1" else trace.tokens
-    maps = {}
+    layout, maps = vit.layout, {}
     for block, gradient in zip(chosen, gradients, strict=True):
-        if block == number and not gradient[:, 1:].any():
+        if block == number and not layout.patches_of(gradient, 1).any():
             raise UserError(
                 f"Grad-CAM at the {at} of block {block} has no gradient on any patch: after the last attention only "
                 "the class token has a gradient; use at=norm1 or an earlier layer."
             )
-        weights = gradient[:, 1 if tokens == "patches" else 0 :].mean(1, keepdim=True)
-        scores = (weights * activations[block + shift][:, 1:]).sum(-1)
+        weights = (layout.patches_of(gradient, 1) if tokens == "patches" else gradient).mean(1, keepdim=True)
+        scores = (weights * layout.patches_of(activations[block + shift], 1)).sum(-1)
         maps[block] = scores.relu() if relu else scores
     return Explanation(maps[number], vit.grid, torch.stack(list(maps.values()), 1) if layers else None, signed=not relu)

@@ -4,6 +4,7 @@
 
 Each layer is asked what the head would already say after it; attention itself is not multiplied in. `readout` is the
 class token (cls), the mean of all tokens as in the original (mean), or the model's own logit for all layers (final).
+Without a class token `cls` is what the head reads instead: the mean of the patches, whose rows then all have gradients.
 The paper sums all layers, its code by default the last two: `last_layers`.
 """
 
@@ -29,7 +30,7 @@ def legrad(
         gradients = trace.gradients(classes, "attention")
     else:
         gradients = trace.layer_gradients(classes, "attention", readout)
-    maps = torch.stack([gradient.relu().mean((1, 2))[:, 1:] for gradient in gradients], 1)
+    maps = torch.stack([vit.layout.patches_of(gradient.relu().mean((1, 2))) for gradient in gradients], 1)
     first = 0 if last_layers == "all" else max(0, vit.depth - int(last_layers))
     maps[:, :first] = 0
     return Explanation(maps.sum(1), vit.grid, *((maps.cumsum(1), maps) if layers else ()))

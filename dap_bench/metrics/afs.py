@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dap_bench.metrics.base import Batch, OfCurve, as_curve, check_options, top_count
+from dap_bench.vit import double_of
 
 POINTS = 20  # intervals of the curve
 
@@ -30,7 +31,7 @@ class FlowSparsity(OfCurve):
         check_options(unit=self.unit, upsample=self.upsample, fraction=self.fraction, rounding=self.rounding)
 
     def with_curve(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        values = batch.values(batch.explanation, self.unit, self.upsample).double()
+        values = double_of(batch.values(batch.explanation, self.unit, self.upsample))
         total = values.shape[1]
         mass = values.sort(dim=1, descending=True).values.cumsum(1)
         shares = pad(mass / mass[:, -1:], (1, 0))  # of the first 0, 1, ... all

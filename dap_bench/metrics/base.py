@@ -12,7 +12,7 @@ from torch import Tensor
 from dap_bench.errors import UserError, one_of
 from dap_bench.explainers.base import Explainer, Explanation, min_max
 from dap_bench.isolation import altered, copied, explained
-from dap_bench.vit import ViT
+from dap_bench.vit import ViT, double_of
 
 
 class Metric(Protocol):
@@ -99,7 +99,7 @@ class Batch:
 
     @cached_property
     def _inputs(self) -> Tensor:
-        return self.images.double() if self.double else self.images
+        return double_of(self.images) if self.double else self.images
 
     def values(self, explanation: Explanation, unit: str, upsample: str | None = None) -> Tensor:
         """An explanation as [B,n] values in 0..1: of the heatmap's pixels or of the patches."""

@@ -4,10 +4,10 @@
 
 As printed, M_l is the map propagated up to layer l (`intermediate: accumulated`) and M_ref the method's own final map
 (`reference: own_final`). Other readings: M_l of layer l alone (single), what it adds to the layer before (added), the
-raw attention of the class token (raw_attention) or the prior at layer l (prior); M_ref the decision prior (prior), the
-prior at layer l itself (prior_layers), or the raw attention of the last layer (last_attention). `similarity` may also
-be Pearson's correlation, the cosine, or the overlap of the top 10 % (intersection over union). A method without layer
-maps has no value.
+raw attention in the row that the head reads (raw_attention) or the prior at layer l (prior); M_ref the decision prior
+(prior), the prior at layer l itself (prior_layers), or the raw attention of the last layer (last_attention).
+`similarity` may also be Pearson's correlation, the cosine, or the overlap of the top 10 % (intersection over union). A
+method without layer maps has no value.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,9 +35,10 @@ def overlap(a: Tensor, b: Tensor, fraction: float = 0.10) -> Tensor:
 
 
 def raw_attention(batch: Batch) -> list[Tensor]:
-    """The class token's attention to each patch, mean over heads, per layer [B,P]."""
+    """The attention to each patch in the row that the head reads, mean over heads, per layer [B,P]."""
     vit, images = batch.reference
-    return [attention.mean(1)[:, 0, 1:] for attention in vit.trace(images).attention]
+    trace = vit.trace(images)
+    return [trace.layout.map_of(attention.mean(1)) for attention in trace.attention]
 
 
 SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -24,7 +24,8 @@ class Pointing(_Localisation):
     """1 where the heatmap's maximum is inside the object, else 0; the first maximum in raster order."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        values, inside = batch.values(batch.explanation, "pixel", self.upsample), masks(batch)
+        values = batch.values(batch.explanation, "pixel", self.upsample)
+        inside = masks(batch).to(values.device)
         hits = inside.gather(1, values.argmax(1, keepdim=True))[:, 0]
         return hits.where(values.amax(1) > 0, torch.nan)  # a constant map points nowhere
 
@@ -33,7 +34,8 @@ class MassInside(_Localisation):
     """The share of the heatmap's mass that lies inside the object."""
 
     def __call__(self, batch: Batch) -> Tensor:
-        values, inside = batch.values(batch.explanation, "pixel", self.upsample), masks(batch)
+        values = batch.values(batch.explanation, "pixel", self.upsample)
+        inside = masks(batch).to(values.device)
         return (values * inside).sum(1) / values.sum(1)
 
 
@@ -42,4 +44,4 @@ def masks(batch: Batch) -> Tensor:
     height, width = batch.vit.image_size
     known = [mask if mask is not None and mask.any() else None for mask in batch.masks]
     rows = [torch.full((height * width,), torch.nan) if mask is None else mask.flatten() for mask in known]
-    return torch.stack([row.double() for row in rows]).to(batch.images.device)
+    return torch.stack([row.cpu().double() for row in rows])

@@ -8,6 +8,7 @@ from dap_bench import UserError, ViT, load_method
 from dap_bench.config import choices
 from dap_bench.explainers.ar import discard, residual, rollout, row_norm
 from dap_bench.explainers.base import Explanation, min_max
+from dap_bench.vit import Layout
 
 METHODS = choices("method")
 
@@ -26,17 +27,17 @@ def toy():
 
 
 def test_rollout_of_two_layers_by_hand():
-    """Three tokens. Layer 1 and 2 as below; T = RowNorm(A + I) = (A + I)/2, R = T2 T1, map = R[0, 1:]."""
+    """Three tokens, the first the class token. T = RowNorm(A + I) = (A + I)/2, R = T2 T1, map = R[0, 1:]."""
     first = torch.tensor([[[0.2, 0.3, 0.5], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0]]], dtype=torch.float64)
     second = torch.tensor([[[0.6, 0.4, 0.0], [0.1, 0.1, 0.8], [1.0, 0.0, 0.0]]], dtype=torch.float64)
     # T1 = [[.6, .15, .25], [0, 1, 0], [.25, .25, .5]], T2[0] = [.8, .2, 0]
     # R[0] = .8 T1[0] + .2 T1[1] = [.48, .12 + .2, .2]
     transitions = [row_norm(residual(a)) for a in (first, second)]
-    maps, layers, single = rollout(transitions, layers=True)
+    maps, layers, single = rollout(transitions, True, Layout(1, 2))
     torch.testing.assert_close(single, torch.tensor([[[0.15, 0.25], [0.2, 0.0]]], dtype=torch.float64))
     torch.testing.assert_close(maps, torch.tensor([[0.32, 0.20]], dtype=torch.float64))
     torch.testing.assert_close(layers, torch.tensor([[[0.15, 0.25], [0.32, 0.20]]], dtype=torch.float64))
-    torch.testing.assert_close(rollout(transitions, layers=False)[0], maps)
+    torch.testing.assert_close(rollout(transitions, False, Layout(1, 2))[0], maps)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -139,7 +140,7 @@ def test_dap_takes_any_explainer_as_its_prior(toy, prior):
     vit, images, classes = toy
     d = torch.cat([torch.ones(4, 1).double(), min_max(load_method(prior)(*toy).maps)], 1)
     transitions = [row_norm(residual(a.mean(1)) * d[:, None]) for a in vit.trace(images).attention]
-    torch.testing.assert_close(load_method("dap", prior=prior)(*toy).maps, rollout(transitions, False)[0])
+    torch.testing.assert_close(load_method("dap", prior=prior)(*toy).maps, rollout(transitions, False, vit.layout)[0])
 
 
 # ---------------------------------------------------------------------- options of the others
@@ -168,7 +169,9 @@ def test_gmar_weights_per_layer(toy):
         size = g.abs().sum((2, 3))
         weights = size / size.sum(1, keepdim=True)
         transitions.append(row_norm(residual((a * weights[:, :, None, None]).sum(1))))
-    torch.testing.assert_close(load_method("gmar", source="attention")(*toy).maps, rollout(transitions, False)[0])
+    torch.testing.assert_close(
+        load_method("gmar", source="attention")(*toy).maps, rollout(transitions, False, vit.layout)[0]
+    )
 
 
 def test_gmar_without_a_gradient_weighs_heads_equally(toy):
@@ -187,7 +190,7 @@ def test_attr_with_the_final_logit_is_its_formula(toy):
     for fusion, reduce in (("max", lambda w: w.amax(1)), ("mean", lambda w: w.mean(1))):
         gradients = trace.gradients(classes, "attention")
         weights = [reduce(0.5 * a * g) for a, g in zip(trace.attention, gradients, strict=True)]
-        expected = rollout([row_norm(residual(w)) for w in weights], False)[0]
+        expected = rollout([row_norm(residual(w)) for w in weights], False, vit.layout)[0]
         torch.testing.assert_close(load_method("attr", readout="final", head_fusion=fusion)(*toy).maps, expected)
 
 
@@ -203,7 +206,7 @@ def test_attrs_path_integral_is_complete(toy):
         found = (trace.attention[layer] * gradients[layer]).sum((1, 2, 3))
         torch.testing.assert_close(found, gain.gather(1, classes[:, None])[:, 0], rtol=1e-3, atol=1e-5)
     weights = [(a * g).amax(1) for a, g in zip(trace.attention, trace.path_gradients(classes, 20), strict=True)]
-    expected = rollout([row_norm(residual(w)) for w in weights], False)[0]
+    expected = rollout([row_norm(residual(w)) for w in weights], False, vit.layout)[0]
     torch.testing.assert_close(load_method("attr", path=True)(*toy).maps, expected)
     with pytest.raises(UserError, match="readout=layer"):
         load_method("attr", path=True, readout="final")(*toy)
@@ -218,7 +221,7 @@ def test_attr_closed_form_is_the_full_product(toy):
             for a, g in zip(trace.attention, trace.layer_gradients(classes, "attention"), strict=True)
         ]
         weights = [w.clamp(min=0) if clamp else w for w in weights]
-        expected, layers, single = rollout([row_norm(residual(w)) for w in weights], True)
+        expected, layers, single = rollout([row_norm(residual(w)) for w in weights], True, vit.layout)
         out = load_method("attr", clamp=clamp)(*toy, layers=True)
         torch.testing.assert_close(out.maps, expected)
         torch.testing.assert_close(out.layers, layers)
@@ -283,8 +286,8 @@ def test_gradcam_averages_over_patches_or_all_tokens(toy):
 
 def test_discard_keeps_the_largest_and_the_class_token():
     attention = torch.tensor([[[0.0, 0.4], [0.3, 0.1]]])
-    assert torch.equal(discard(attention, 0.5), torch.tensor([[[0.0, 0.4], [0.3, 0.0]]]))
-    assert torch.equal(discard(attention, 0.0), attention)
+    assert torch.equal(discard(attention, 0.5, Layout(1, 1)), torch.tensor([[[0.0, 0.4], [0.3, 0.0]]]))
+    assert torch.equal(discard(attention, 0.0, Layout(1, 1)), attention)
 
 
 def test_heatmaps():

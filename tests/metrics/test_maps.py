@@ -205,7 +205,7 @@ def test_in_double_every_map_is_explained_in_double():
     vit, gradcam, seen = load_vit("vit_shapes", device="cpu"), load_method("gradcam"), []
 
     def spy(vit, images, classes, layers=False):
-        seen.append((vit.parameter.dtype, images.dtype))
+        seen.append((vit.dtype, images.dtype))
         return gradcam(vit, images, classes, layers=layers)
 
     images = torch.stack([vit.transform(draw(index)[0]) for index in range(2)])
@@ -217,4 +217,4 @@ def test_in_double_every_map_is_explained_in_double():
     assert raw_attention(batch)[-1].dtype == torch.float64
     direct = gradcam(vit.double(), images.double(), batch.predicted).maps
     assert torch.equal(batch.explanation.maps, direct)
-    assert vit.parameter.dtype == torch.float32
+    assert vit.dtype == torch.float32

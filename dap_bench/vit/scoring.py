@@ -1,0 +1,58 @@
+"""Logits as fast as the model can, for metrics: fused attention, inference mode, no more tokens than the head reads."""
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.layers import Attention
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from dap_bench.vit import tokens as reading
+from dap_bench.vit.frozen import frozen_evaluation
+
+if TYPE_CHECKING:
+    from dap_bench.vit.model import ViT
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+@torch.inference_mode()
+def score(vit: "ViT", images: Tensor, precision: str) -> Tensor:
+    """Logits [B,C] in float32 or better."""
+    reduced = torch.autocast(vit.device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    with frozen_evaluation(vit.model, fused=True, tf32=precision == "tf32"), reduced:
+        logits = _leading_tokens_only(vit, images) if shortcut_is_exact(vit) else vit.model(images)
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def shortcut_is_exact(vit: "ViT") -> bool:
+    """Does the head read the first tokens alone, and is the last block timm's own, so that we know all it does?"""
+    last: Any = vit.blocks[-1]
+    own = type(last) is Block and type(last.attn) is Attention and getattr(last.attn, "gate", None) is None
+    return own and vit.layout.leading > 0 and type(vit.model) in (VisionTransformer, VisionTransformerDistilled)
+
+
+def _leading_tokens_only(vit: "ViT", images: Tensor) -> Tensor:
+    """The model's logits, computing of the last block only what the head reads: the class token, or it and another.
+
+    Its keys and values need all tokens; its query, projection and MLP need one of 197.
+    """
+    model: Any = vit.model
+    needed, last = vit.layout.needed, vit.blocks[-1]
+    attention = last.attn
+    x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+    for block in vit.blocks[:-1]:
+        x = block(x)
+    normed, width = last.norm1(x), attention.attn_dim
+    weight, bias = attention.qkv.weight, attention.qkv.bias
+    query = linear(needed(normed), weight[:width], bias[:width] if bias is not None else None)
+    both = linear(normed, weight[width:], bias[width:] if bias is not None else None)
+    key, value = both.unflatten(2, (2, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    query = query.unflatten(2, (attention.num_heads, -1)).transpose(1, 2)
+    mixed = scaled_dot_product_attention(attention.q_norm(query), attention.k_norm(key), value)
+    token = needed(x) + last.ls1(attention.proj(attention.norm(mixed.transpose(1, 2).flatten(2))))
+    token = token + last.ls2(last.mlp(last.norm2(token)))
+    return reading.read(model, vit.layout, token)

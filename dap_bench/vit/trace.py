@@ -1,0 +1,152 @@
+"""One forward pass looked at from inside: attention, tokens, and gradients of either."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from dap_bench.errors import UserError
+from dap_bench.vit import tokens as reading
+from dap_bench.vit.families import after_attention
+from dap_bench.vit.frozen import frozen_evaluation
+from dap_bench.vit.tokens import Layout
+
+if TYPE_CHECKING:
+    from dap_bench.vit.model import ViT
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One forward pass; gradients are taken from it for any class, any number of times.
+
+    Per block l: `attention[l]` A [B,H,N,N] after softmax, `norm1[l]` T [B,N,D] that enters attention (where norms come
+    after the branches that is the block's input); `tokens[l]` X [B,N,D] that enters the block, and `tokens[L]` what
+    leaves the last one. All are detached.
+    """
+
+    vit: "ViT"
+    images: Tensor
+    wanted: frozenset[str]
+    start: int
+    detached: bool
+    _logits: Tensor
+    _kept: Mapping[str, list[Tensor]]
+
+    @property
+    def attention(self) -> list[Tensor]:
+        return [tensor.detach() for tensor in self._kept["attention"]]
+
+    @property
+    def norm1(self) -> list[Tensor]:
+        return [tensor.detach() for tensor in self._kept["norm1"]]
+
+    @property
+    def tokens(self) -> list[Tensor]:
+        return [tensor.detach() for tensor in self._kept["tokens"]]
+
+    @property
+    def logits(self) -> Tensor:
+        return self._logits.detach()
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Which tokens are patches, and the row that the head reads, for these images."""
+        with frozen_evaluation(self.vit.model, fused=False):
+            return reading.for_images(self.vit.model, self.vit.layout, self.tokens[-1])
+
+    def gradients(self, classes: Tensor, of: str, layers: Sequence[int] | None = None) -> list[Tensor]:
+        """d z_c / d `of`[l] for each layer, z_c the logit of each image's class. One backward pass for the batch."""
+        chosen = [self._kept[of][layer] for layer in layers] if layers is not None else self._kept[of]
+        return self._differentiate(self._logits, classes, chosen)
+
+    def layer_gradients(self, classes: Tensor, of: str, readout: str = "cls") -> list[Tensor]:
+        """d y^l_c / d `of`[l], y^l the logits that the head reads from block l's own output (the logit lens).
+
+        `readout` cls reads as the head does (its class token, or what it has instead), mean the average of all tokens.
+        """
+        gradients = []
+        for layer, tensor in enumerate(self._kept[of]):
+            output = self._kept["tokens"][layer + 1]
+            with torch.enable_grad(), frozen_evaluation(self.vit.model, fused=False):
+                logits = self.vit.read(output) if readout == "cls" else self.vit.head(output.mean(dim=1))
+            gradients += self._differentiate(logits, classes, [tensor])
+        return gradients
+
+    def path_gradients(self, classes: Tensor, steps: int) -> list[Tensor]:
+        """Mean of d y^l_c / d A^l along the straight path from no attention to A^l, with y^l as above: [B,H,N,N].
+
+        Integrated gradients of each block by itself. Rows of A^l that the head does not need for y^l are 0.
+        """
+        found = []
+        needed = self.vit.layout.needed
+        shares = torch.linspace(0, 1, steps, dtype=self.images.dtype, device=self.images.device)
+        for layer, full in enumerate(self.attention):
+            block, rows = self.vit.blocks[layer], needed(full)
+            tokens, normed = needed(self.tokens[layer]), needed(self.norm1[layer])
+            value = self.vit.qkv(layer, self.norm1[layer])[2]
+            total = torch.zeros_like(rows)
+            for share in shares:
+                with torch.enable_grad(), frozen_evaluation(self.vit.model, fused=False):
+                    part = (share * rows).requires_grad_()
+                    output = after_attention(block, tokens, normed, part @ value)
+                    logits = self.vit.read(output)
+                total += self._differentiate(logits, classes, [part])[0]
+            check_block(block, output, needed(self.tokens[layer + 1]))
+            gradient = torch.zeros_like(full)
+            needed(gradient).copy_(total / steps)
+            found.append(gradient)
+        return found
+
+    @staticmethod
+    def _differentiate(logits: Tensor, classes: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
+        # images do not mix, so the gradient of the sum holds each image's own gradient
+        with torch.enable_grad():
+            target = logits.gather(1, classes[:, None]).sum()
+        return list(torch.autograd.grad(target, list(of), retain_graph=True, materialize_grads=True))
+
+
+def check_block(block: object, ours: Tensor, its: Tensor) -> None:
+    """Raise unless a block put together from its parts gives what the block itself gave."""
+    if not torch.allclose(ours, its, rtol=1e-3, atol=1e-3 * its.abs().max().item()):
+        raise UserError(f"{type(block).__name__} does more than its parts say: this method does not cover it.")
+
+
+def run(
+    vit: "ViT", forward: Callable[[], Tensor], wanted: frozenset[str], start: int, detach_attention: bool
+) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    """Logits of a forward pass, and what was kept on the way; gradients of what is `wanted` from block `start` on."""
+    kept: dict[str, list[Tensor]] = {"attention": [], "norm1": [], "tokens": []}
+
+    def keep(kind: str, layer: int, tensor: Tensor) -> None:
+        if kind in wanted and layer >= start and not tensor.requires_grad:
+            tensor.requires_grad_()  # nothing before it needs a gradient: the graph begins here
+        kept[kind].append(tensor)
+
+    def entering(kind: str, layer: int) -> Callable[..., None]:
+        return lambda module, inputs: keep(kind, layer, inputs[0])
+
+    def leaving(kind: str, layer: int) -> Callable[..., None]:
+        return lambda module, inputs, output: keep(kind, layer, output)
+
+    with frozen_evaluation(vit.model, fused=False) as handles, torch.set_grad_enabled(bool(wanted)):
+        for layer, block in enumerate(vit.blocks):
+            handles += [
+                block.register_forward_pre_hook(entering("tokens", layer)),
+                block.attn.register_forward_pre_hook(entering("norm1", layer)),
+                block.attn.attn_drop.register_forward_hook(leaving("attention", layer)),
+            ]
+            if detach_attention:
+                handles.append(block.attn.register_forward_pre_hook(lambda _, inputs: (inputs[0].detach(),)))
+        handles.append(vit.blocks[-1].register_forward_hook(leaving("tokens", vit.depth)))
+        logits = forward()
+    for attention, tokens in zip(kept["attention"], kept["tokens"], strict=False):
+        count = tokens.shape[1]
+        if attention.ndim != 4 or attention.shape[2:] != (count, count):
+            raise UserError(
+                f"an attention of {type(vit.model).__name__} has shape {list(attention.shape)} for {count} tokens: "
+                "it is not global, so it has no map of tokens."
+            )
+    return logits, kept
