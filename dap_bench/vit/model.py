@@ -172,13 +172,14 @@ class ViT:
         wanted, start = frozenset(grad), self.block_number(start)
         for its_images, known in self._memo or ():
             reaches = wanted <= known.wanted and (not wanted or known.start <= start)
-            if reaches and (known.detached == detach_attention or not wanted) and _same(its_images, images):
+            suits = reaches and (known.detached == detach_attention or not wanted) and known.untouched
+            if suits and _same(its_images, images):
                 return known
         if self._memo is not None or images.is_inference():
             images = images.clone()  # ours: whoever gave them may write into theirs
         logits, kept = run(self, lambda: self.model(images), wanted, start, detach_attention)
         trace = Trace(self, images, wanted, start, detach_attention, logits, kept)
-        if self._memo is not None:
+        if self._memo is not None and trace.untouched:  # from now on
             self._memo.append((images, trace))
         return trace
 

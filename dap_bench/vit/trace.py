@@ -52,6 +52,16 @@ class Trace:
         return self._logits.detach()
 
     @cached_property
+    def _versions(self) -> list[int]:
+        """How often each tensor was written into, as torch counts it, when this is first asked."""
+        return [tensor._version for kept in self._kept.values() for tensor in kept]
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody has written into the tensors since the trace was made."""
+        return self._versions == [tensor._version for kept in self._kept.values() for tensor in kept]
+
+    @cached_property
     def layout(self) -> Layout:
         """Which tokens are patches, and the row that the head reads, for these images."""
         with frozen_evaluation(self.vit.model, fused=False):
