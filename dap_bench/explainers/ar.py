@@ -46,7 +46,7 @@ def rollout(transitions: Sequence[Tensor], layers: bool, layout: Layout) -> tupl
         row = layout.row_of(transitions[-1])
         for transition in reversed(transitions[:-1]):
             row = row @ transition
-        return layout.patches_of(row)[:, 0], None, None
+        return layout.patches_of(row).squeeze(1), None, None
     product, rows = None, []
     for transition in transitions:
         product = transition if product is None else transition @ product

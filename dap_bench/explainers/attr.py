@@ -56,7 +56,7 @@ def attr(
     rows: list[Tensor] = []
     single: list[Tensor] = []
     for weight in weights:
-        own, others = layout.split(layout.row_of(weight)[:, 0])
+        own, others = layout.split(layout.row_of(weight).squeeze(1))
         total = 1 + own + others.sum(1, keepdim=True)
         single.append(layout.patches_of(others / total))
         rows.append(single[-1] + (1 + own) / total * rows[-1] if rows else single[-1])

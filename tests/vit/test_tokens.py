@@ -1,10 +1,13 @@
 """The layout of tokens, and the row that each head reads."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from layouts import LAYOUTS, SIZE, build
 
-from dap_bench import ViT
+from dap_bench import ViT, explainers
 from dap_bench.vit import Layout
 
 MATRIX = torch.arange(25.0).view(1, 5, 5)  # row i holds 5 i .. 5 i + 4
@@ -72,3 +75,11 @@ def test_one_token_is_read_as_the_whole_would_be():
         token = torch.randn(2, 24)
         whole = token[:, None].expand(-1, vit.layout.prefix + 12, -1)
         torch.testing.assert_close(vit.read(whole), vit.head(token), rtol=1e-4, atol=1e-5)
+
+
+def test_no_explainer_counts_tokens_by_itself():
+    """The first token and those after it are told apart in one place only."""
+    files = [file for file in Path(explainers.__file__).parent.glob("*.py") if file.name != "base.py"]
+    assert len(files) >= 9
+    for file in files:
+        assert not re.findall(r"\[(?::, )+(?:0|1:|:1)[,\] ]", file.read_text()), file.name
