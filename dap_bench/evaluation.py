@@ -115,7 +115,7 @@ class Evaluation:
             raise UserError(f"metric {name!r} gave {got}, expected one number per image: [{len(batch.images)}].")
         if values.isinf().any():
             raise ValueError(f"metric {name} is infinite")
-        return values.double().cpu().tolist(), curve.tolist() if curve is not None else None
+        return values.cpu().double().tolist(), curve.tolist() if curve is not None else None
 
 
 def failure(error: Exception) -> dict[str, Any]:

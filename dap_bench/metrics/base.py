@@ -62,7 +62,8 @@ class Batch:
         nothing = torch.empty(0)
         batch = cls(vit, explain, images, nothing, nothing, nothing, **options)
         clean = batch.once("clean", lambda: _best_two(vit, images))
-        batch.predicted, batch.alternative, batch.confidence = clean[:, 0].long(), clean[:, 1].long(), clean[:, 2]
+        batch.predicted, batch.alternative = (clean[:, column].long().to(images.device) for column in (0, 1))
+        batch.confidence = clean[:, 2]
         return batch
 
     @cached_property
@@ -114,12 +115,13 @@ class Batch:
             values = compute()
             self.known.update(zip(keys, values.tolist(), strict=bool(keys)))
             return values
-        return torch.tensor([self.known[key] for key in keys], dtype=torch.float64, device=self.images.device)
+        known = torch.tensor([self.known[key] for key in keys], dtype=torch.float64)
+        return known if self.images.device.type == "mps" else known.to(self.images.device)
 
 
 def _best_two(vit: ViT, images: Tensor) -> Tensor:
     """The two likeliest classes and the probability of the first [B,3]."""
-    best = vit.score(images, full=True).double().softmax(1).topk(2, dim=1)
+    best = double_of(vit.score(images, full=True)).softmax(1).topk(2, dim=1)
     return torch.cat([best.indices.double(), best.values[:, :1]], 1)
 
 
@@ -155,8 +157,8 @@ def ranks(values: Tensor) -> Tensor:
     edge = torch.ones_like(changes[:, :1])
     first = torch.where(torch.cat([edge, changes], 1), place, 0).cummax(1).values
     last = torch.where(torch.cat([changes, edge], 1), place, place.shape[1]).flip(1).cummin(1).values.flip(1)
-    mean = (first + last).double() / 2
-    return torch.empty_like(mean).scatter_(1, order, mean)
+    mean = double_of(first + last) / 2
+    return torch.empty_like(mean).scatter_(1, order.to(mean.device), mean)
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:

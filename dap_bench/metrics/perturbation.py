@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d, pad
 from dap_bench.errors import UserError, one_of
 from dap_bench.explainers.base import Explanation
 from dap_bench.metrics.base import Batch, check_options
+from dap_bench.vit import double_of
 
 BASELINES = ("zero", "black", "mean", "blur")
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class Perturbation:
             order = order_of(batch.values(explanation, self.unit, self.upsample), self.ties, self.seed)
             places = torch.arange(order.shape[1], dtype=torch.int32, device=order.device).expand_as(order)
             ranks = torch.empty_like(places).scatter_(1, order, places)
+            ranks = ranks.to(batch.images.device)
             batch.orders[key] = ranks if self.unit == "pixel" else ranks[:, patch_of_pixel(batch)]
         return batch.orders[key]
 
@@ -127,9 +129,10 @@ def probabilities(batch: Batch, build: Callable[[Tensor], Tensor], total: int, p
             torch.cuda.empty_cache()
             continue
         classes = batch.predicted[chosen // per_image]
-        found.append(scores.double().softmax(1).gather(1, classes[:, None])[:, 0])
+        p = double_of(scores).softmax(1)
+        found.append(p.gather(1, classes[:, None].to(p.device))[:, 0])
         done += len(chosen)
-    return torch.cat(found) if found else torch.empty(0, dtype=torch.float64, device=batch.images.device)
+    return torch.cat(found) if found else torch.empty_like(batch.confidence[:0])
 
 
 def area(curves: Tensor, rule: str) -> Tensor:
