@@ -3,8 +3,9 @@
 import re
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,22 @@ def restored(group: str, stored: Any, name: str = "") -> DictConfig | None:
 
     What is stored is data: of it only plain options are taken, numbers and words, never a target or a path.
     """
-    for choice in sorted(choices(group), key=lambda choice: choice != name):
-        node = compose(f"{group}={choice}")[group]
+    folders = tuple(_folders)
+    for choice in sorted(_names(group, folders), key=lambda choice: choice != name):
+        node = deepcopy(_composed(group, choice, folders))
         if _restore(node, stored):
             return node
     return None
+
+
+@cache
+def _names(group: str, folders: tuple[Path, ...]) -> list[str]:
+    return choices(group)
+
+
+@cache
+def _composed(group: str, choice: str, folders: tuple[Path, ...]) -> DictConfig:
+    return compose(f"{group}={choice}")[group]
 
 
 def _restore(node: DictConfig, stored: Any) -> bool:

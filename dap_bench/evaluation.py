@@ -5,7 +5,7 @@ encoded bytes -> picture -> tensor -> explanations, on a copy of the model -> me
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,11 @@ class Evaluation:
     ) -> None:
         self.vit, self.explain, self.metrics, self.double = vit, explain, metrics, double
         self.chunk, self.known, self.debug = chunk, known if known is not None else {}, debug
-        self.needs = {need for metric in metrics.values() for need in getattr(metric, "needs", ())}
+        self.needs = self._needs(metrics)
+
+    def _needs(self, metrics: Iterable[str]) -> set[str]:
+        """What some of the metrics need besides the explanation."""
+        return {need for name in metrics for need in getattr(self.metrics[name], "needs", ())}
 
     def load(self, data: bytes, mask: bytes | None) -> tuple[Tensor, Tensor | None] | BadImage:
         """An encoded picture and its object's mask as the model takes them, or what is wrong with them."""
@@ -72,18 +76,19 @@ class Evaluation:
         start = time.perf_counter()
         ids, pictures, masks = zip(*loaded, strict=True)
         images = torch.stack([picture.to(self.vit.device, non_blocking=True) for picture in pictures])
+        needs = self._needs(metrics)
         batch = Batch.of(
             self.vit,
             self.explain,
             images,
-            layers="layers" in self.needs,
+            layers="layers" in needs,
             double=self.double,
             masks=list(masks),
             chunk=self.chunk,
             ids=list(ids),
             known=self.known,
         )
-        batch.explain_all(alternative="alternative" in self.needs and bool(metrics))
+        batch.explain_all(alternative="alternative" in needs)
         columns: dict[str, list[Any]] = {
             "predicted": batch.predicted.tolist(),
             "alternative": batch.alternative.tolist(),

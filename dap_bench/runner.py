@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from dap_bench import __version__, files, identity, store
+from dap_bench import __version__, files, identity, reuse, store
 from dap_bench import config as configs
 from dap_bench.data.images import BadImage
 from dap_bench.data.samples import SampleSet, frozen
@@ -67,14 +67,15 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = (), s
     identified = identity.identify(cfg, samples.digest, cache)
     results = path("results_dir", cfg.results_dir)
     cell = store.Cell.at(results, names, identity.fingerprint(identified))
-    todo = missing(cfg, cell, samples, mine)
+    todo = missing(cfg, cell, identified, samples, mine)
     if todo:
         files.write_text(results / "samples" / f"{samples.digest}.csv", samples.manifest())
         work = _Work(cfg, names, cell, samples, identified, sweep)
         cell.describe({**work.info, "command": command(overrides)})
         # batches are cut before what is done is left out: a resumed run computes the very batches of an undisturbed one
         batches = [mine[at : at + cfg.batch_size] for at in range(0, len(mine), cfg.batch_size)]
-        batches = [[index for index in batch if index in todo] for batch in batches]
+        left = work.take_over(todo)
+        batches = [[index for index in batch if index in left] for batch in batches]
         work.compute([batch for batch in batches if batch], len(mine), todo)
         cell.compact()
     _conclude(cell, samples, mine)
@@ -88,22 +89,26 @@ def command(overrides: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "dap_bench", *kept])
 
 
-def missing(cfg: DictConfig, cell: store.Cell, samples: SampleSet, mine: list[int]) -> dict[int, dict[str, Any]]:
-    """The images that have something left to compute, each with the row that it has already, if any."""
+def missing(
+    cfg: DictConfig, cell: store.Cell, identified: dict[str, Any], samples: SampleSet, mine: list[int]
+) -> dict[int, dict[str, Any]]:
+    """The images without a whole row, each with what is known of it already, here or in a cell beside this one."""
     if cfg.overwrite is True:
         return {index: {} for index in mine}
     wanted = kept_of(cfg)
     table = cell.table(["sample_id", "status", "kept"], set_aside=True)
     columns = (table.column(name).to_pylist() for name in ("sample_id", "status", "kept"))
     found = {sample: (status, set((kept or "").split(","))) for sample, status, kept in zip(*columns, strict=True)}
-    todo: dict[int, dict[str, Any]] = {}
-    lacking = []  # rows that are there, without all that is to be kept with them
+    new, lacking = [], []  # rows that are not there, or without all that is to be kept with them
     for index in mine:
         status, kept = found.get(samples.ids[index], (None, set()))
         if status is None or (status != "ok" and cfg.overwrite == "failed"):
-            todo[index] = {}
+            new.append(index)
         elif status == "ok" and not wanted <= kept:
             lacking.append(index)
+    todo: dict[int, dict[str, Any]] = {index: {} for index in new}
+    if new:
+        todo |= reuse.known(cell, identified, samples, new)
     if lacking:
         rows = {row["sample_id"]: row for row in cell.rows() if row["status"] == "ok"}
         todo |= {index: rows[samples.ids[index]] for index in lacking}
@@ -177,8 +182,18 @@ class _Work:
             "config": OmegaConf.to_container(cfg, resolve=False),  # what the environment says stays there
         }
 
+    def take_over(self, todo: dict[int, dict[str, Any]]) -> set[int]:
+        """Write the rows of images on which nothing is left to compute; the other images."""
+        whole = [index for index, row in todo.items() if self._lacking(row) is None]
+        rows = [self._row(index, {"status": "ok", "seconds": 0.0}, todo[index]) for index in whole]
+        if rows:
+            self.cell.write(rows, self.evaluate.metrics)
+        return todo.keys() - set(whole)
+
     def compute(self, batches: list[list[int]], total: int, todo: dict[int, dict[str, Any]]) -> None:
         sums: dict[str, list[float]] = {name: [] for name in self.evaluate.metrics}
+        if not batches:
+            return
         done = total - sum(map(len, batches))
         any_ok = done > 0 or any(todo.values())
         title = f"{self.names['model']} {self.names['method']} {self.names['sampler']}"
@@ -228,29 +243,38 @@ class _Work:
         from dap_bench.evaluation import failure
 
         measured: dict[int, dict[str, Any]] = {}
+        alike: dict[tuple[str, ...] | None, list[tuple[int, Any]]] = {}  # images that lack the same metrics
         for index, item in zip(batch, loaded, strict=True):
             if isinstance(item, BadImage):
                 measured[index] = failure(item)
-        curves, maps = "curves" in self.kept, "maps" in self.kept
-        for metrics in (True, False):  # a row that only lacks its map needs no metric again
-            some = [
-                (index, item)
-                for index, item in zip(batch, loaded, strict=True)
-                if not isinstance(item, BadImage) and _needs_metrics(todo[index], curves) == metrics
-            ]
-            if some:
-                images = [(self.samples.ids[index], *item) for index, item in some]
-                found = self.evaluate(images, list(self.evaluate.metrics) if metrics else [], curves, maps)
-                measured |= {index: row for (index, _), row in zip(some, found, strict=True)}
+            else:
+                alike.setdefault(self._lacking(todo[index]), []).append((index, item))
+        for lacking, some in alike.items():
+            images = [(self.samples.ids[index], *item) for index, item in some]
+            found = self.evaluate(images, lacking or (), "curves" in self.kept, "maps" in self.kept)
+            measured |= {index: row for (index, _), row in zip(some, found, strict=True)}
         return [self._row(index, measured[index], todo[index]) for index in batch]
+
+    def _lacking(self, row: dict[str, Any]) -> tuple[str, ...] | None:
+        """The metrics to compute for an image of which a row is known; None if there is nothing to compute at all."""
+        kept = _kept(row)
+        every = not row or ("curves" in self.kept and "curves" not in kept)
+        lacking = tuple(name for name in self.evaluate.metrics if every or row.get(name) is None)
+        return lacking if lacking or ("maps" in self.kept and "maps" not in kept) else None
 
     def _row(self, index: int, measured: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
         """A whole row: who it is of, and what was measured now or before."""
-        kept = self.kept | {name for name in (old.get("kept") or "").split(",") if name}
+        kept = set(self.kept)
         if measured["status"] != "ok":
             old, kept = {}, set()
         elif old:
-            measured = {**measured, "seconds": measured["seconds"] + (old["seconds"] or 0)}
+            computed = [name for name in self.evaluate.metrics if name in measured]
+            kept = _kept(old) | (kept & {"maps"})
+            if len(computed) == len(self.evaluate.metrics):
+                kept |= self.kept
+            elif computed:  # of only some metrics there may be no curves
+                kept -= {"curves"} - self.kept
+            measured = {**measured, "seconds": measured["seconds"] + (old.get("seconds") or 0)}
         return {
             **old,
             "sample_id": self.samples.ids[index],
@@ -262,9 +286,8 @@ class _Work:
         }
 
 
-def _needs_metrics(row: dict[str, Any], curves: bool) -> bool:
-    """Whether an image's metrics are to be computed: it has none, or they were kept without their curves."""
-    return not row or (curves and "curves" not in (row["kept"] or "").split(","))
+def _kept(row: dict[str, Any]) -> set[str]:
+    return {name for name in (row.get("kept") or "").split(",") if name}
 
 
 @contextmanager

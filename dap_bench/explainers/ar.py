@@ -40,18 +40,20 @@ def ar(
 def rollout(transitions: Sequence[Tensor], layers: bool, layout: Layout) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The row of T^L ... T^1 that the head reads, over patches [B,P]; if asked, of every T^l ... T^1 and T^l [B,L,P].
 
-    The final row alone is a chain of vector-matrix products; only the layer maps need full products.
+    The final row is a chain of vector-matrix products, to the last digit the same whether layers are asked for or not;
+    only the layer maps need full products.
     """
+    row = layout.row_of(transitions[-1])
+    for transition in reversed(transitions[:-1]):
+        row = row @ transition
+    final = layout.patches_of(row).squeeze(1)
     if not layers:
-        row = layout.row_of(transitions[-1])
-        for transition in reversed(transitions[:-1]):
-            row = row @ transition
-        return layout.patches_of(row).squeeze(1), None, None
+        return final, None, None
     product, rows = None, []
     for transition in transitions:
         product = transition if product is None else transition @ product
         rows.append(layout.map_of(product))
-    return rows[-1], torch.stack(rows, 1), torch.stack([layout.map_of(transition) for transition in transitions], 1)
+    return final, torch.stack(rows, 1), torch.stack([layout.map_of(transition) for transition in transitions], 1)
 
 
 def residual(attention: Tensor) -> Tensor:

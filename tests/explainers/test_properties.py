@@ -318,13 +318,14 @@ def test_heatmaps_are_as_symmetric_as_their_maps_to_the_last_bit():
 @pytest.mark.parametrize(
     ("name", "changes", "patches"),
     [
-        ("deit_tiny_patch16_224", {}, 196),
-        ("deit3_small_patch16_224", {"embed_dim": 48, "num_heads": 3}, 196),  # LayerScale, no class position
-        ("vit_tiny_patch16_384", {"img_size": 384}, 576),
-        ("vit_base_patch32_224", {"embed_dim": 48, "num_heads": 3}, 49),
-        ("vit_base_patch16_clip_224", {"embed_dim": 48, "num_heads": 3}, 196),  # a norm before the blocks
+        ("deit3_small_patch16_224", {"embed_dim": 48, "num_heads": 3, "img_size": 64}, 16),  # no class position
+        ("vit_tiny_patch16_384", {"img_size": (96, 64)}, 24),  # not square
+        (
+            "vit_base_patch16_clip_224",
+            {"embed_dim": 48, "num_heads": 3, "img_size": 64},
+            16,
+        ),  # norm_pre
         ("vit_small_patch8_224", {"img_size": 64, "embed_dim": 48, "num_heads": 3}, 64),  # DINO's size
-        ("vit_tiny_patch16_224", {"qk_norm": True, "init_values": 0.5}, 196),
     ],
 )
 def test_other_families(name, changes, patches):
