@@ -101,6 +101,8 @@ class Evaluation:
                 columns[f"{name}_curve"] = curve
         fallback = batch.explanation.fallback
         columns["fallback"] = fallback.bool().tolist() if fallback is not None else [False] * len(loaded)
+        columns["grid"] = ["x".join(map(str, batch.explanation.grid))] * len(loaded)
+        columns["upsample"] = [batch.explanation.upsample] * len(loaded)
         if maps:
             columns["map"] = batch.explanation.maps.float().tolist()
         self.chunk = batch.chunk  # smaller after running out of memory

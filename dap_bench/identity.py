@@ -36,7 +36,7 @@ LIBRARIES = {"numpy": "numpy", "PIL": "pillow", "timm": "timm", "torch": "torch"
 COMPOSING = {"hydra", "omegaconf"}  # they make what a config names, and compute nothing
 # modules of ours that decide no value: they check, fetch, compose, store or show
 NEUTRAL = re.compile(
-    r"dap_bench(\.(__main__|config|errors|explain|files|hub|identity|reuse|runner|store"
+    r"dap_bench(\.(__main__|config|errors|explain|export|files|hub|identity|reuse|runner|store"
     r"|data(\.sa\w+)?|data\.sources(\.\w+)?|report(\.\w+)?))?"
 )
 # options of ours that act only beside a certain value of another one: (option, the other, its values)
@@ -50,6 +50,7 @@ INERT = (
     ("steps", "path", (True,)),
     ("target", "variant", ("target",)),
 )
+LARGE = 2**22  # bytes of a file whose hash is worth remembering
 SAID_ONLY = {"class_names"}  # options that are shown, never computed with
 
 
@@ -63,6 +64,7 @@ def identify(cfg: DictConfig, samples: str, cache: Path | None = None) -> dict[s
     assert isinstance(metric, dict)
     if model.get("checkpoint"):
         model["checkpoint"] = checkpoint_hash(str(model["checkpoint"]), cache)
+    method, metric = contents(method, cache), contents(metric, cache)
     code = {name: Sources.of(node) for name, node in {"model": model, "method": method, **metric}.items()}
     engine = Sources.of({"_target_": f"{ENGINE}.Evaluation"})
     precisions = {key: cfg[key] for key in ("precision", "explain_precision")}
@@ -97,6 +99,25 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def contents(node: Any, cache: Path | None) -> Any:
+    """A config with the hash of what lies at each `path` in the path's place."""
+    if isinstance(node, list):
+        return [contents(item, cache) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: _content(value, cache) if key == "path" else contents(value, cache) for key, value in node.items()}
+
+
+def _content(value: Any, cache: Path | None) -> Any:
+    if not isinstance(value, str):
+        return value
+    place = Path(value).expanduser()
+    if place.is_dir():
+        inside = sorted(file for file in place.rglob("*") if file.is_file())
+        return [[file.relative_to(place).as_posix(), file_hash(file, cache)] for file in inside]
+    return file_hash(place, cache) if place.is_file() else value
+
+
 def acting(node: Any) -> Any:
     """A config without the options that have no say in the values."""
     if isinstance(node, list):
@@ -110,20 +131,25 @@ def acting(node: Any) -> Any:
 
 
 def checkpoint_hash(checkpoint: str, cache: Path | None = None) -> str:
-    """The SHA-256 of a file of weights, computed once while the file stays as it is."""
+    """The SHA-256 of a file of weights."""
     path = resolve_checkpoint(checkpoint)
     try:
         if not path.is_file():
             raise FileNotFoundError(2, "no such file")
-        found = path.stat()
-        key = sha256(repr((str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode())
-        note = cache / "hashes" / key.hexdigest()[:20] if cache is not None else None
-        if note is not None and note.is_file():
-            return note.read_text()
-        with path.open("rb") as file:
-            digest = file_digest(file, "sha256").hexdigest()
+        return file_hash(path, cache)
     except OSError as error:
         raise UserError(f"model.checkpoint={path} cannot be read ({error.strerror}).") from error
+
+
+def file_hash(path: Path, cache: Path | None = None) -> str:
+    """The SHA-256 of a file; of a large one it is computed once while the file stays as it is."""
+    found = path.stat()
+    key = sha256(repr((str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode())
+    note = cache / "hashes" / key.hexdigest()[:20] if cache is not None and found.st_size > LARGE else None
+    if note is not None and note.is_file():
+        return note.read_text()
+    with path.open("rb") as file:
+        digest = file_digest(file, "sha256").hexdigest()
     if note is not None:
         with suppress(UserError):  # a cache that cannot be written is no reason to stop
             files.write_text(note, digest)

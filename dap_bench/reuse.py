@@ -15,7 +15,18 @@ from dap_bench.data.samples import SampleSet
 from dap_bench.errors import UserError
 
 SAME = ("model", "method", "engine")  # what two cells must share for any value of one to be the other's
-MEASURED = ("predicted", "alternative", "confidence", "fallback", "status", "seconds", "kept", "map")
+MEASURED = (
+    "predicted",
+    "alternative",
+    "confidence",
+    "fallback",
+    "status",
+    "seconds",
+    "kept",
+    "grid",
+    "upsample",
+    "map",
+)
 
 
 def known(
@@ -28,7 +39,7 @@ def known(
         if not places.keys() & hashes.keys():
             continue
         curves = [f"{metric}_curve" for metric in metrics]
-        table = other.table(["sample_id", *MEASURED, *metrics, *curves])
+        table = other.table(["sample_id", *MEASURED, "map", *metrics, *curves])
         for row in table.to_pylist():
             index = places.get(row["sample_id"])
             if index is None or row["status"] != "ok" or hashes.get(row["sample_id"]) != _hashes(samples, index):

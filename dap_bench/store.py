@@ -44,13 +44,15 @@ COLUMNS = pa.schema(
         ("reason", pa.string()),  # why it failed
         ("fallback", pa.bool_()),  # the explainer fell back to another rule
         ("kept", pa.string()),  # what else was stored: curves, maps
+        ("grid", pa.string()),  # of the map: rows x columns
+        ("upsample", pa.string()),  # how the method enlarges its maps
         ("seconds", pa.float64()),  # per image, of explaining and measuring
         ("fingerprint", pa.string()),
     ]
 )
 NAMES = ("model", "method", "sampler", "data")
 CONSTANT = [*NAMES, "fingerprint"]  # the same in all rows of a cell
-REPEATED = [*CONSTANT, "status", "reason", "kept"]  # few different texts: held once each
+REPEATED = [*CONSTANT, "status", "reason", "kept", "grid", "upsample"]  # few different texts: held once each
 KEYS = ("sample_id", "status")  # without these a row is none
 CURVE = pa.list_(pa.float32())
 ROWS_PER_GROUP = 2**16  # a reader needs memory for the rows and a group of them

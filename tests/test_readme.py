@@ -112,3 +112,15 @@ def test_every_file_and_choice_the_readme_names_exists():
         named = set(re.findall(r"`([a-z_]+)`", row.split("|", 2)[2]))
         assert named <= set(choices(group)), (group, named - set(choices(group)))
         assert group == "metric" or named == set(choices(group)), (group, set(choices(group)) - named)
+
+
+def test_the_table_of_the_token_zoo_is_what_its_rows_say():
+    from dap_bench.report.layouts import label
+
+    means = summarize(SCRIPTS.parent / "results" / "zoo").set_index(["model", "method", "metric"])["mean"]
+    models = ["vit_shapes", *(f"vit_shapes_{kind}" for kind in ("reg", "avg", "avg_reg", "dist"))]
+    methods = sorted({method for _, method, _ in means.index})
+    assert len(methods) == 9
+    for method in methods:
+        numbers = [f"{means[model, method, 'pointing']:.2f}" for model in models]
+        assert f"| {label(method)} | {' | '.join(numbers)} |" in README

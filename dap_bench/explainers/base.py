@@ -1,4 +1,4 @@
-"""What every explainer returns, and how a map of patches becomes a heatmap of pixels."""
+"""What every explainer returns, and how a map of patches becomes a heatmap of pixels, or one of pixels of patches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import adaptive_avg_pool2d, interpolate
 
 from dap_bench.errors import UserError, one_of
 from dap_bench.vit import ViT, double_of
@@ -14,7 +14,7 @@ from dap_bench.vit import ViT, double_of
 
 @dataclass(frozen=True)
 class Explanation:
-    """Relevance of each patch to a class, row-major over the grid.
+    """Relevance of each patch to a class, row-major over the grid; or of each pixel, where the grid is the image's.
 
     `signed` maps may hold negative values (evidence against the class); `upsample` is how the method's authors
     enlarge them; `fallback` marks images for which the method had to fall back to another rule.
@@ -37,21 +37,40 @@ class Explanation:
         mode = upsample or self.upsample
         options = {} if mode == "nearest" else {"align_corners": False}
         maps = double_of(self.maps.float()).unflatten(1, self.grid)[:, None]
-        return min_max(interpolate(maps, size, mode=mode, **options)[:, 0].flatten(1)).unflatten(1, size)
+        if self.grid != tuple(size):
+            maps = interpolate(maps, size, mode=mode, **options)
+        return min_max(maps[:, 0].flatten(1)).unflatten(1, size)
+
+    def on(self, grid: tuple[int, int]) -> Tensor:
+        """The maps on a grid of patches [B,P]: as they are, or the mean over each patch's pixels."""
+        if self.grid == tuple(grid):
+            return self.maps
+        return adaptive_avg_pool2d(self.maps.unflatten(1, self.grid), grid).flatten(1)
 
 
 Explainer = Callable[..., Explanation]
 
 
 def checked(found: Any, grid: tuple[int, int], images: Tensor) -> Explanation:
-    """What an explainer returned for `images`, as an Explanation of patches on `grid`, or what is wrong with it.
+    """What an explainer returned for `images`, as an Explanation, or what is wrong with it.
 
-    A mistake of the method is a UserError; a number that is none is a ValueError, and fails the image alone.
+    Maps may come alone: [B,P] or [B,rows,columns] of the patches on `grid`, [B,H,W] of the pixels. A mistake of the
+    method is a UserError; a number that is none is a ValueError, and fails the image alone.
     """
+    size = tuple(images.shape[-2:])
     if isinstance(found, Tensor):
-        found = Explanation(found, grid)
+        own = (found.shape[1], found.shape[2]) if found.ndim == 3 else grid
+        found = Explanation(found.flatten(1) if found.ndim == 3 else found, own)
     if not isinstance(found, Explanation):
-        raise UserError(f"the explainer returned a {type(found).__name__}; return an Explanation, or its maps [B,P].")
+        raise UserError(
+            f"the explainer returned a {type(found).__name__}; return an Explanation, or maps [B,P] or [B,H,W]."
+        )
+    if tuple(found.grid) not in (tuple(grid), size):
+        sides = " or ".join(f"{rows} x {columns}" for rows, columns in (grid, size))
+        raise UserError(
+            f"the explanation's maps are on a grid of {' x '.join(map(str, found.grid))}, expected {sides}: "
+            "of patches or of pixels."
+        )
     batch, patches = len(images), found.grid[0] * found.grid[1]
     shapes = {
         "maps": (batch, patches),

@@ -22,7 +22,7 @@ Where the prior is constant it says nothing: d = 1, the map is AR's, and `fallba
 from torch import Tensor
 
 from dap_bench.explainers.ar import fuse, residual, rollout, row_norm
-from dap_bench.explainers.base import Explainer, Explanation, check, min_max
+from dap_bench.explainers.base import Explainer, Explanation, check, checked, min_max
 from dap_bench.vit import ViT
 
 VARIANTS = ("pairwise", "source", "target", "final", "uniform")
@@ -41,7 +41,7 @@ def dap(
 ) -> Explanation:
     check(vit, images, classes, variant=(variant, VARIANTS), target=(target, TARGETS))
     with vit.shared_traces():
-        scores = prior(vit, images, classes).maps.to(images.device)
+        scores = checked(prior(vit, images, classes), vit.grid, images).on(vit.grid).to(images.device)
         trace = vit.trace(images)
     layout = trace.layout
     constant = scores.amax(1) == scores.amin(1)

@@ -106,7 +106,7 @@ class Batch:
         """An explanation as [B,n] values in 0..1: of the heatmap's pixels or of the patches."""
         if unit == "pixel":
             return explanation.heatmaps(self.vit.image_size, upsample).flatten(1)
-        return min_max(explanation.maps)
+        return min_max(explanation.on(self.vit.grid))
 
     def once(self, what: Hashable, compute: Callable[[], Tensor]) -> Tensor:
         """Numbers per image that do not depend on the explainer: computed once per image and sweep."""

@@ -107,7 +107,7 @@ class DecisionAlignment(OfCurve):
         if self.reference == "prior_layers":
             return self._prior_layers(batch)[:, -depth:].unbind(1)  # of a method that begins later, its own layers
         if self.reference == "prior":
-            return [batch.explained_by(self.prior, batch.predicted).maps] * depth
+            return [batch.explained_by(self.prior, batch.predicted).on(batch.vit.grid)] * depth
         if self.reference == "last_attention":
             return raw_attention(batch)[-1:] * depth
         return [batch.explanation.maps] * depth
@@ -117,5 +117,7 @@ class DecisionAlignment(OfCurve):
         return SIMILARITIES[self.similarity](a, b).masked_fill(constant, torch.nan)
 
     def _values(self, batch: Batch, maps: Tensor) -> Tensor:
-        as_explained = Explanation(maps, batch.vit.grid, upsample=batch.explanation.upsample)
+        own = batch.explanation
+        grid = own.grid if maps.shape[1] == own.maps.shape[1] else batch.vit.grid
+        as_explained = Explanation(maps, grid, upsample=own.upsample)
         return batch.values(as_explained, self.unit, self.upsample)

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +22,7 @@ from dap_bench.report.redraw import Redraw, stored_samples
 from dap_bench.report.rows import CellRows
 
 THUMBNAIL = 160
+MAP_SIDE = 56  # about how many rows and columns of a map the page holds
 GROUP = ["data", "sampler", "model"]
 
 
@@ -97,11 +99,10 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
         tables = [(cell, cell.rows[cell.rows["status"] == "ok"].set_index("sample_id")) for cell in members]
         for name, row in tables[0][1].head(count).iterrows():
             maps = redraw.maps(str(name)) if redraw and name in redraw.rows.index else {}
-            stored = {c.names["method"]: t.loc[name, "map"] for c, t in tables if name in t.index and "map" in t}
-            maps |= {method: found for method, found in stored.items() if found is not None and np.ndim(found) == 1}
+            stored = {c.names["method"]: _stored_map(c, t.loc[name]) for c, t in tables if name in t.index}
+            maps |= {method: found for method, found in stored.items() if found is not None}
             if not maps:
                 continue
-            side = round(len(next(iter(maps.values()))) ** 0.5)
             shown = [(c, t.loc[name]) for c, t in tables if name in t.index and c.names["method"] in maps]
             yield {
                 "group": group,
@@ -110,20 +111,40 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
                 "predicted": _class_name(members[0], row["predicted"]),
                 "confidence": row["confidence"],
                 "photo": photos(str(name)),
-                "grid": members[0].info.get("grid", (side, side)),
                 "methods": {c.names["method"]: _sample_of(c, line, maps[c.names["method"]]) for c, line in shown},
             }
 
 
-def _sample_of(cell: CellRows, row: pd.Series, patch_map: Any) -> dict[str, Any]:
-    scaled = np.asarray(patch_map, dtype=float)
+def _stored_map(cell: CellRows, row: pd.Series) -> tuple[np.ndarray, bool] | None:
+    """A map that is kept in the rows, as [rows, columns], and whether it is smoothed when it is enlarged."""
+    found = row.get("map")
+    if found is None or np.ndim(found) != 1:
+        return None
+    text = str(row.get("grid"))
+    side = round(len(found) ** 0.5)
+    rows, columns = map(int, text.split("x")) if re.fullmatch(r"\d{1,5}x\d{1,5}", text) else (side, side)
+    if rows * columns != len(found):
+        return None
+    return np.asarray(found, dtype=float).reshape(rows, columns), row.get("upsample") != "nearest"
+
+
+def _sample_of(cell: CellRows, row: pd.Series, found: tuple[np.ndarray, bool]) -> dict[str, Any]:
+    scaled, smooth = _small(found[0]), found[1]
     spread = np.ptp(scaled)
     scaled = (scaled - scaled.min()) / spread if spread else np.zeros_like(scaled)
     return {
         "map": base64.b64encode((255 * scaled).round().astype(np.uint8).tobytes()).decode(),
-        "smooth": cell.names["method"] != "cdam",
+        "grid": list(scaled.shape),
+        "smooth": smooth,
         "values": {metric: row[metric] for metric in ordered(set(cell.info["metrics"]), METRICS)},
     }
+
+
+def _small(values: np.ndarray) -> np.ndarray:
+    """A map of pixels as a smaller one, which is all that is seen of it: means of blocks."""
+    rows, columns = (max(1, side // MAP_SIDE) for side in values.shape)
+    height, width = values.shape[0] // rows * rows, values.shape[1] // columns * columns
+    return values[:height, :width].reshape(height // rows, rows, width // columns, columns).mean((1, 3))
 
 
 def _class_name(cell: CellRows, label: Any) -> str:

@@ -104,12 +104,16 @@ class Redraw:
         found = {m: self._explain(m, explain, image, classes, name) for m, explain in self._explainers(methods)}
         return self._photo(image), {m: self._heatmaps(out)[0] for m, out in found.items() if out is not None}
 
-    def maps(self, name: str) -> dict[str, list[float]]:
-        """The patch map of every cell's method."""
+    def maps(self, name: str) -> dict[str, tuple[np.ndarray, bool]]:
+        """The map of every cell's method as [rows, columns], and whether it is smoothed when it is enlarged."""
         image, classes = self._input(name)
         made = self._explainers(list(self.cells))
         found = {method: self._explain(method, explain, image, classes, name) for method, explain in made}
-        return {method: out.maps[0].tolist() for method, out in found.items() if out is not None}
+        return {
+            method: (out.maps[0].unflatten(0, out.grid).float().cpu().numpy(), out.upsample != "nearest")
+            for method, out in found.items()
+            if out is not None
+        }
 
     def _explain(
         self, method: str, explain: Any, image: torch.Tensor, classes: torch.Tensor, name: str, layers: bool = False

@@ -5,6 +5,7 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -49,7 +50,7 @@ def test_the_page_holds_the_rows_and_escapes_names(page):
     assert [sample["id"] for sample in data["samples"]] == ["s0", "s1", "s2"]
     assert data["samples"][0]["label"] == "</script><b>cat"
     assert data["samples"][0]["photo"] is None
-    assert data["samples"][0]["grid"] == [2, 2]
+    assert data["samples"][0]["methods"]["dap"]["grid"] == [2, 2]
     assert not re.search(r"(src|href)=\"http", text)
     assert data["cells"][0]["command"] == "python -m dap_bench method=ar"
 
@@ -68,7 +69,7 @@ def test_maps_are_not_made_again_for_images_that_a_cell_has_not_measured(tmp_pat
     maps = [[0.0, 1.0, 2.0, 1.0]] * 2
     cell(tmp_path, "ar", [0.1, 0.3], map=maps)
     cell(tmp_path, "dap", [0.1])
-    made = SimpleNamespace(rows=pd.DataFrame(index=["s0"]), maps=lambda name: {"dap": [1.0, 0.0, 0.0, 0.0]})
+    made = SimpleNamespace(rows=pd.DataFrame(index=["s0"]), maps=lambda name: {"dap": (np.eye(2), True)})
     monkeypatch.setattr("dap_bench.report.page.Redraw.of", lambda *_: made)
     page = write_page(tmp_path / "page.html", load_rows(tmp_path), summarize(tmp_path), None, {}, images=3)
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page.read_text(), re.DOTALL)[1])

@@ -1,0 +1,99 @@
+"""python -m dap_bench.export model=vit_t sampler.n=100 out=FOLDER: what another program needs to make maps.
+
+    OUT/samples.csv              id, label, predicted, alternative, confidence, image, tensor
+    OUT/images/<id>.png          the picture as drawn
+    OUT/tensors/<id>.npy         [3,H,W] as it enters the model
+
+Give the maps back with `python -m dap_bench method=maps method.path=FOLDER` and the same arguments.
+"""
+
+import csv
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from dap_bench import config, files
+from dap_bench.errors import UserError, path, redacted
+
+USAGE = """Write the drawn images, as files and as tensors, with both classes that the model gives them.
+
+  python -m dap_bench.export out=FOLDER [model=... sampler=... data=... as for python -m dap_bench]
+"""
+COLUMNS = ("id", "label", "predicted", "alternative", "confidence", "image", "tensor")
+
+
+def export(out: Path, overrides: list[str]) -> Path:
+    """Write the samples that `overrides` draw; the list of them."""
+    import numpy as np
+    import torch
+
+    from dap_bench.data.images import BadImage, decode
+    from dap_bench.evaluation import Evaluation
+    from dap_bench.metrics.base import Batch
+    from dap_bench.runner import sample_set
+
+    cfg = config.compose(*overrides)
+    samples = sample_set(cfg)
+    vit = config.instantiate(cfg.model, device=cfg.device, precision=cfg.precision)
+    explain: Any = None  # nothing is explained here
+    evaluation = Evaluation(vit, explain, {})
+    rows: list[dict[str, Any]] = []
+    for index, name in enumerate(tqdm(samples.ids, "exporting", unit=" images", file=sys.stderr)):
+        ((data, _),) = samples.read([index])
+        loaded = evaluation.load(data, None)
+        if isinstance(loaded, BadImage):
+            print(f"{name} is left out: {loaded}", file=sys.stderr)
+            continue
+        picture = out / "images" / f"{_inside(name)}.png"
+        tensor = out / "tensors" / f"{_inside(name)}.npy"
+        with files.replacing(picture) as draft, draft.open("wb") as file:
+            decode(data).save(file, "PNG")
+        with files.replacing(tensor) as draft, draft.open("wb") as file:
+            np.save(file, loaded[0].numpy())
+        batch = Batch.of(vit, explain, torch.stack([loaded[0].to(vit.device)]))
+        classes = {"predicted": batch.predicted.item(), "alternative": batch.alternative.item()}
+        where = {"image": picture.relative_to(out).as_posix(), "tensor": tensor.relative_to(out).as_posix()}
+        rows.append(
+            {"id": name, "label": samples.labels[index], **classes, "confidence": batch.confidence.item(), **where}
+        )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    files.write_text(out / "samples.csv", text.getvalue())
+    return out / "samples.csv"
+
+
+def _inside(name: str) -> str:
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise UserError(f"the id {name!r} cannot be a file's name; rename that image.")
+    return name
+
+
+def main(arguments: list[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return
+    rest, out = [], None
+    left = iter(arguments)
+    for argument in left:
+        if argument == "--config-dir":
+            config.add_folder(next(left, ""))
+        elif argument.startswith("out="):
+            out = path("out", argument.removeprefix("out="))
+        else:
+            rest.append(argument)
+    if out is None:
+        raise UserError("say where to write: out=FOLDER.")
+    print(f"wrote {export(out, rest)}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"export: {redacted(str(error))}", file=sys.stderr)
+        sys.exit(2)
