@@ -123,15 +123,17 @@ class Cell:
 
         Two passes, so that what has a newer row is never in memory: which rows count, then what they hold.
         """
+        damaged: set[Path] = set()
         for _ in range(ATTEMPTS):
-            listed = self.parts()
+            listed = [part for part in self.parts() if part not in damaged]
             keys = self._each(dict.fromkeys(listed), KEYS if len(listed) > 1 else columns, set_aside)
             if keys is None:
                 continue  # another process has just merged parts: look again
             counting = _newest([table for table, _ in keys.values()])
             versions = {part: version for part, (_, version) in keys.items()}
-            tables = self._each(versions, columns, False) if len(listed) > 1 else keys
+            tables = self._each(versions, columns, set_aside) if len(listed) > 1 else keys
             if tables is None or len(tables) < len(versions):
+                damaged |= versions.keys() - tables.keys() if tables is not None else set()
                 continue
             parts = zip(tables.values(), counting, strict=True)
             kept = [piece for (table, _), counts in parts for piece in _pieces(table, counts)]
@@ -252,8 +254,11 @@ def _read_part(part: Path, columns: Sequence[str] | None) -> pa.Table:
     """A part's rows in the types that rows have, or an exception."""
     if part.exists() and not part.is_file():
         raise ValueError("it is not a file")
+    metadata = pq.read_metadata(part)
+    repeated = [name for name in REPEATED if name in metadata.schema.names]  # older parts have fewer columns
     options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 2**16}  # a page at a time, not a whole file
-    with pq.ParquetFile(part, page_checksum_verification=True, read_dictionary=REPEATED, **options) as parquet:
+    options |= {"metadata": metadata, "read_dictionary": repeated}
+    with pq.ParquetFile(part, page_checksum_verification=True, **options) as parquet:
         schema = parquet.schema_arrow
         wanted = schema.names if columns is None else [name for name in schema.names if name in {*columns, *KEYS}]
         table = parquet.read(columns=wanted, use_threads=False)

@@ -155,6 +155,16 @@ def test_a_damaged_part_is_set_aside_and_named(cell, harm, caplog):
     assert not caplog.text
 
 
+def test_parts_of_an_earlier_version_have_fewer_columns(cell, caplog):
+    cell.write([row("a", 0.1)], ["cs"])
+    part = cell.parts()[0]
+    pq.write_table(pq.read_table(part).drop_columns(["grid", "upsample", "kept"]), part)
+    cell.write([row("b", 0.2)], ["cs"])
+    assert found(cell) == {"a": 0.1, "b": 0.2}
+    assert cell.rows()[0]["upsample"] is None
+    assert not caplog.text
+
+
 def test_two_processes_set_the_same_part_aside(cell, monkeypatch):
     cell.write([row("a")], ["cs"])
     cell.parts()[0].write_bytes(b"garbage")
