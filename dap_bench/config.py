@@ -21,6 +21,7 @@ from dap_bench.hub import resolve_checkpoint as resolve_checkpoint
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError)  # what goes wrong while a config is put together
 GROUPS = ("model", "method", "sampler", "data", "metric", "experiment")
+DESCRIPTIONS = ("_label_", "_order_", "_group_")  # for reports: no options of what is configured
 
 # in an installed wheel conf/ is inside the package, in a source tree beside it
 CONF = next(
@@ -29,6 +30,11 @@ CONF = next(
 
 
 _folders: list[Path] = []  # of configs that the user has named besides conf/
+
+
+def config_folders() -> list[Path]:
+    """Where configs are: conf/, and what the user has named besides."""
+    return [CONF, *_folders]
 
 
 def add_folder(folder: str) -> None:
@@ -87,11 +93,12 @@ def _composed(group: str, choice: str, folders: tuple[Path, ...]) -> DictConfig:
 
 def _restore(node: DictConfig, stored: Any) -> bool:
     """Give a config the plain options of a stored one; False where the two are not of one kind."""
-    if not isinstance(stored, dict) or set(stored) - {"class_names", "checkpoint"} - {str(key) for key in node}:
+    aside = {"class_names", "checkpoint", *DESCRIPTIONS}  # the model's own, and what only reports read
+    if not isinstance(stored, dict) or set(stored) - aside - {str(key) for key in node}:
         return False
     for key, value in stored.items():
-        if key in ("class_names", "checkpoint"):
-            continue  # the model's own names and weights
+        if key in aside:
+            continue
         own: Any = None if OmegaConf.is_missing(node, key) else node[key]
         if own == value:
             continue
@@ -173,11 +180,21 @@ def instantiate(node: DictConfig, **arguments: Any) -> Any:
     from hydra.errors import InstantiationException
 
     try:
-        return hydra.utils.instantiate(node, **arguments)
+        plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+        return hydra.utils.instantiate(OmegaConf.create(undescribed(plain)), **arguments)
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):
             raise error.__cause__ from error
         raise UserError(sentence(error)) from error
+
+
+def undescribed(node: Any) -> Any:
+    """A config without what only reports read: _label_, _order_, _group_."""
+    if isinstance(node, list):
+        return [undescribed(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: undescribed(value) for key, value in node.items() if key not in DESCRIPTIONS}
 
 
 def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:

@@ -28,6 +28,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from dap_bench import files
+from dap_bench.config import DESCRIPTIONS
 from dap_bench.errors import UserError
 from dap_bench.hub import resolve_checkpoint
 
@@ -36,7 +37,7 @@ LIBRARIES = {"numpy": "numpy", "PIL": "pillow", "timm": "timm", "torch": "torch"
 COMPOSING = {"hydra", "omegaconf"}  # they make what a config names, and compute nothing
 # modules of ours that decide no value: they check, fetch, compose, store or show
 NEUTRAL = re.compile(
-    r"dap_bench(\.(__main__|config|errors|explain|export|files|hub|identity|reuse|runner|store"
+    r"dap_bench(\.(__main__|config|errors|explain|export|files|hub|identity|reuse|runner|settings|store"
     r"|data(\.sa\w+)?|data\.sources(\.\w+)?|report(\.\w+)?))?"
 )
 # options of ours that act only beside a certain value of another one: (option, the other, its values)
@@ -127,7 +128,8 @@ def acting(node: Any) -> Any:
     ours = str(node.get("_target_", "")).startswith("dap_bench.")
     idle = {option for option, of, values in INERT if ours and of in node and node[of] not in values}
     idle -= {option for option, of, values in INERT if ours and of in node and node[of] in values}
-    return {key: acting(value) for key, value in node.items() if key not in idle | (SAID_ONLY if ours else set())}
+    idle |= (SAID_ONLY if ours else set()) | set(DESCRIPTIONS)
+    return {key: acting(value) for key, value in node.items() if key not in idle}
 
 
 def checkpoint_hash(checkpoint: str, cache: Path | None = None) -> str:

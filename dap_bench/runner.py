@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +71,27 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = (), s
     if todo:
         files.write_text(results / "samples" / f"{samples.digest}.csv", samples.manifest())
         work = _Work(cfg, names, cell, samples, identified, sweep)
-        cell.describe({**work.info, "command": command(overrides)})
+        cell.describe({**work.info, "turn": turn(cell), "command": command(overrides)})
         # batches are cut before what is done is left out: a resumed run computes the very batches of an undisturbed one
         batches = [mine[at : at + cfg.batch_size] for at in range(0, len(mine), cfg.batch_size)]
         left = work.take_over(todo)
         batches = [[index for index in batch if index in left] for batch in batches]
         work.compute([batch for batch in batches if batch], len(mine), todo)
         cell.compact()
+    elif cell.parts():
+        cell.describe(cell.info | {"turn": turn(cell)})
     _conclude(cell, samples, mine)
     return cell
+
+
+def turn(cell: store.Cell) -> int:
+    """A number that is larger the later a setting of a cell was asked for: of those beside it the newest counts."""
+    turns = {}
+    for file in cell.folder.parent.glob("*/cell.json"):
+        with suppress(UserError):  # a damaged one is named by who reads its rows
+            turns[file.parent] = store.Cell(file.parent).info.get("turn", 0)
+    own = turns.pop(cell.folder, 0)
+    return max([own, *(other + 1 for other in turns.values())])
 
 
 def command(overrides: Sequence[str]) -> str:
@@ -122,8 +134,7 @@ def kept_of(cfg: DictConfig) -> set[str]:
 
 def sample_set(cfg: DictConfig) -> SampleSet:
     """The images that the config's source and sampler stand for, frozen."""
-    sampler = OmegaConf.to_container(cfg.sampler, resolve=True)
-    assert isinstance(sampler, dict)
+    sampler = configs.undescribed(OmegaConf.to_container(cfg.sampler, resolve=True))
     source, draw = configs.instantiate(cfg.data), configs.instantiate(cfg.sampler)
     options = {str(key): value for key, value in sampler.items()}
     return frozen(source, draw, options, path("cache_dir", cfg.cache_dir))

@@ -368,4 +368,5 @@ INFO: dict[str, tuple[Any, bool]] = {
     "grid": (_is_grid, False),
     "crop": (_is_share, False),
     "versions": (_is_object, False),
+    "turn": (_is_count, False),
 }

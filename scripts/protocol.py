@@ -13,7 +13,7 @@ import pandas as pd
 from dap_bench.errors import UserError
 from dap_bench.report.command import command
 from dap_bench.report.compare import published
-from dap_bench.report.layouts import METHODS, METRICS, SAMPLERS, label
+from dap_bench.report.layouts import label, ordered, paper
 from dap_bench.report.rows import CellRows, load_rows
 
 Reading = tuple[str, str]  # the cell that holds it, and the metric's name there
@@ -176,6 +176,9 @@ LDA = {
     "layers_output_pearson": "the same accumulated, Pearson",
     "layers_output_cosine": "the same accumulated, cosine",
 }
+
+SAMPLERS, METRICS = paper("table1").samplers, paper("table1").metrics
+METHODS = ordered({*paper("table1").methods, *paper("table3").methods})
 
 
 @command(

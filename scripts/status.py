@@ -3,13 +3,14 @@
 from itertools import product
 
 from dap_bench.report.command import command
-from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS
+from dap_bench.report.layouts import tables
 from dap_bench.report.status import grid, progress
 
 
 @command(results="results/runs")
 def main(results: str) -> None:
-    print(grid(progress(results), set(product(MODELS, SAMPLERS, {*METHODS, *ABLATION}))))
+    main_table, methods = tables()["table1"], {name for table in tables().values() for name in table.methods}
+    print(grid(progress(results), set(product(main_table.models, main_table.samplers, methods))))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import rankdata, studentized_range
 
-from dap_bench.report.layouts import METHODS, METRICS, label, ordered
+from dap_bench.report.layouts import label, ordered
 from dap_bench.report.pictures import overlay
 from dap_bench.report.rows import CellRows
 from dap_bench.report.summary import REFERENCE, interval
@@ -38,11 +38,11 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return written
 
 
-def style(names: Sequence[str], name: str) -> dict[str, Any]:
-    """The same colour and line for a method in every figure that shows the same methods; DAP is thick and red."""
-    if name == REFERENCE:
+def style(names: Sequence[str], name: str, reference: str = REFERENCE) -> dict[str, Any]:
+    """The same colour and line for a method in every figure of the same methods; the reference is thick and red."""
+    if name == reference:
         return {"color": COLOURS[1], "linestyle": "-", "linewidth": 2.2, "zorder": 5}
-    others = [each for each in names if each != REFERENCE]
+    others = [each for each in names if each != reference]
     colours = [colour for colour in COLOURS if colour != COLOURS[1]]
     at = others.index(name)
     return {
@@ -55,9 +55,9 @@ def style(names: Sequence[str], name: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------- curves
 
 
-def curves(cells: list[CellRows], path: Path) -> list[Path]:
+def curves(cells: list[CellRows], path: Path, reference: str = REFERENCE) -> list[Path]:
     """Deletion, cumulative saliency mass and layer-wise alignment of one model's methods, mean with 95 % bands."""
-    names = ordered({cell.names["method"] for cell in cells}, METHODS)
+    names = ordered({cell.names["method"] for cell in cells})
     panels: list[tuple[str, str, str, Callable[[CellRows], np.ndarray | None]]] = [
         ("Deletion", "share of pixels removed", "p(y)", lambda cell: _column(cell, "deletion_curve")),
         ("Saliency mass", "share of the map, best first", "share of the mass", lambda cell: _column(cell, "afs_curve")),
@@ -76,7 +76,7 @@ def curves(cells: list[CellRows], path: Path) -> list[Path]:
                 values = found[name]
                 if values is not None:
                     x = np.arange(1, values.shape[1] + 1) if across == "layer" else np.linspace(0, 1, values.shape[1])
-                    _band(axes, x, values, style(names, name), shown[name])
+                    _band(axes, x, values, style(names, name, reference), shown[name])
             axes.set(title=title, xlabel=across, ylabel=up)
             if across == "layer":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -113,8 +113,8 @@ def _column(cell: CellRows, name: str) -> np.ndarray | None:
 
 def ranks(cells: list[CellRows], path: Path) -> list[Path]:
     """Mean rank of the methods over images, per metric, with Nemenyi's critical difference (5 %)."""
-    metrics = ordered({metric for cell in cells for metric in cell.info["metrics"]}, METRICS)
-    names = ordered({cell.names["method"] for cell in cells}, METHODS)
+    metrics = ordered({metric for cell in cells for metric in cell.info["metrics"]})
+    names = ordered({cell.names["method"] for cell in cells})
     drawn = [(metric, *found) for metric in metrics if (found := mean_ranks(cells, metric)) is not None]
     if not drawn:
         return []

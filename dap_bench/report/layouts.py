@@ -1,48 +1,24 @@
-"""The paper's tables as data: which rows and columns, in which order, under which names.
+"""What tables look like and what things are called, as YAML says it: once, beside what it is about.
 
-Methods and models that are not listed here are shown by their names, after the listed ones; the summary and the page
-show every metric.
+    conf/report/NAME.yaml                               a table: its caption, methods, metrics, samplers and models
+    conf/method|metric|model|sampler/NAME.yaml          _label_, _order_ and _group_ of what it configures
+
+A folder that the user names with --config-dir may have the same, so that a method, metric or table of one's own is in
+the reports like any other. What is not described is shown by its name, after what is.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-LABELS = {
-    "vit_t": "ViT-T",
-    "vit_s": "ViT-S",
-    "vit_b": "ViT-B",
-    "vit_l": "ViT-L",
-    "vit_shapes": "ViT-shapes",
-    "ar": "AR",
-    "attr": "AttR",
-    "chefer": "Chefer",
-    "gmar": "GMAR",
-    "gradcam": "Grad-CAM",
-    "cdam": "CDAM",
-    "agcam": "AGCAM",
-    "legrad": "LeGrad",
-    "dap": "DAP",
-    "dap_uniform": "Uniform",
-    "dap_source": "Source-only",
-    "dap_target": "Target-only",
-    "dap_final": "Final-only",
-    "deletion": "Del",
-    "insertion": "Ins",
-    "cs": "CS",
-    "tcc": "TCC",
-    "afs": "AFS",
-    "lda": "LDA",
-    "lda_prior": "LDA (prior)",
-    "abpc": "ABPC",
-    "pointing": "Pointing",
-    "mass_inside": "Mass inside",
-    "balanced": "Balanced",
-    "non_balanced": "Non-balanced",
-}
-MODELS = ("vit_t", "vit_s", "vit_b", "vit_l")
-SAMPLERS = ("balanced", "non_balanced")
-METHODS = ("ar", "attr", "chefer", "gmar", "gradcam", "cdam", "agcam", "legrad", "dap")
-ABLATION = ("dap_uniform", "dap_target", "dap_final", "dap")
-METRICS = ("deletion", "insertion", "cs", "tcc", "afs", "lda")
+import yaml
+
+from dap_bench.config import CONF, DESCRIPTIONS, config_folders
+from dap_bench.errors import UserError
+
+GROUPS = ("model", "sampler", "method", "metric")
 
 
 @dataclass(frozen=True)
@@ -50,33 +26,93 @@ class Layout:
     """One table: models and methods down, samplings and metrics across."""
 
     caption: str
-    methods: tuple[str, ...]
     metrics: tuple[str, ...]
-    models: tuple[str, ...] = MODELS
-    samplers: tuple[str, ...] = SAMPLERS
+    methods: tuple[str, ...] = ()  # none: all that have rows
+    models: tuple[str, ...] = ()
+    samplers: tuple[str, ...] = ("balanced", "non_balanced")
     open: bool = True  # are methods and models of one's own added
 
+    @classmethod
+    def read(cls, file: Path) -> "Layout":
+        """A table from its YAML."""
+        said = _load(file)
+        unknown = set(said) - set(cls.__dataclass_fields__)
+        if unknown or "metrics" not in said:
+            raise UserError(
+                f"{file} describes no table: it needs caption, metrics and may have methods, models, "
+                f"samplers, open{'; not ' + ', '.join(sorted(unknown)) if unknown else ''}."
+            )
+        lists: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}
+        return cls(**{"caption": "", **lists})
 
-TABLES = {
-    "table1": Layout("DAP and attention-based explainers.", ("ar", "attr", "chefer", "gmar", "dap"), METRICS),
-    "table2": Layout(
-        "How the decision prior enters propagation.",
-        ABLATION,
-        ("cs", "tcc", "lda_prior", "afs"),
-        samplers=("balanced",),
-        open=False,
-    ),
-    "table3": Layout("DAP and gradient-based explainers.", ("gradcam", "cdam", "agcam", "legrad", "dap"), METRICS[:5]),
-    "tableA1": Layout(
-        "DAP, GMAR and Grad-CAM.", ("gmar", "gradcam", "dap"), METRICS[:5], samplers=("balanced",), open=False
-    ),
-}
+
+def tables() -> dict[str, Layout]:
+    """Every table that conf/report, or a folder of the user's, describes."""
+    return {file.stem: Layout.read(file) for file in _files("report")}
+
+
+def paper(name: str) -> Layout:
+    """A table of the paper."""
+    return tables()[name]
 
 
 def label(name: str) -> str:
-    return LABELS.get(name, name)
+    """What a thing is called in tables and figures."""
+    return _described().get(name, {}).get("_label_", name)
 
 
-def ordered(found: set[str], listed: tuple[str, ...]) -> list[str]:
-    """The names of `found`: the listed ones in their order, then the others by name."""
-    return [name for name in dict.fromkeys(listed) if name in found] + sorted(found - set(listed))
+def labels() -> dict[str, str]:
+    """All that is called otherwise than by its name."""
+    return {name: found["_label_"] for name, found in _described().items() if "_label_" in found}
+
+
+def group(name: str) -> str:
+    """What kind of method it is: attention, gradient, ablation, control ..."""
+    return str(_described().get(name, {}).get("_group_", ""))
+
+
+def is_ours(method: str) -> bool:
+    """Whether the project itself has such a method."""
+    return (CONF / "method" / f"{method}.yaml").is_file()
+
+
+def ordered(found: Iterable[str], listed: Iterable[str] = ()) -> list[str]:
+    """The names of `found`: the listed ones in their order, then the described ones in theirs, then the others."""
+    first = {name: at for at, name in enumerate(dict.fromkeys(listed))}
+    described = _described()
+
+    def place(name: str) -> tuple[Any, ...]:
+        return name not in first, first.get(name, 0), described.get(name, {}).get("_order_", 10**6), name
+
+    return sorted(set(found), key=place)
+
+
+def _described() -> dict[str, dict[str, Any]]:
+    return _read_all(tuple(config_folders()))
+
+
+@lru_cache(maxsize=4)
+def _read_all(folders: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
+    """The description of every model, sampler, method and metric by its name."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in GROUPS:
+        for file in _files(kind):
+            said = _load(file)
+            inside = said if kind == "metric" else {file.stem: said}  # a metric's YAML has its name first
+            for name, node in inside.items():
+                own = {key: node[key] for key in DESCRIPTIONS if isinstance(node, dict) and key in node}
+                if own:
+                    found[str(name)] = own
+    return found
+
+
+def _files(kind: str) -> list[Path]:
+    return [file for folder in config_folders() for file in sorted((folder / kind).glob("*.yaml"))]
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        said = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{file} is not YAML ({' '.join(str(error).split())}).") from error
+    return said if isinstance(said, dict) else {}

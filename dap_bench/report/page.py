@@ -17,9 +17,10 @@ from dap_bench import __version__, files
 from dap_bench.data.images import BadImage, decode
 from dap_bench.errors import UserError
 from dap_bench.report.compare import command, count_verdicts, rank_agreement
-from dap_bench.report.layouts import LABELS, METHODS, METRICS, ordered
+from dap_bench.report.layouts import group, labels, ordered
 from dap_bench.report.redraw import Redraw, stored_samples
 from dap_bench.report.rows import CellRows
+from dap_bench.report.summary import REFERENCE
 
 THUMBNAIL = 160
 MAP_SIDE = 56  # about how many rows and columns of a map the page holds
@@ -34,12 +35,14 @@ def write_page(
     figures: dict[str, Path],
     images: int,
     device: str = "auto",
+    reference: str = REFERENCE,
 ) -> Path:
     """Write the page; `images` is how many samples of each model and sampling can be browsed."""
     counts = summary.groupby([*GROUP, "method"])["n"].first()
     content = {
         "about": f"{len(counts)} cells, {int(counts.sum()):,} rows. Made by dap_bench {__version__} from rows alone.",
-        "labels": LABELS,
+        "labels": labels(),
+        "reference": reference,
         "better": dict(zip(summary["metric"], summary["better"], strict=True)),
         "groups": list(_groups(summary)),
         "compared": [] if compared is None else _records(compared),
@@ -66,12 +69,12 @@ def _group_id(names: Any) -> str:
 def _groups(summary: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for key, part in summary.groupby(GROUP):
         names = dict(zip(GROUP, key, strict=True))
-        metrics = ordered(set(part["metric"]), METRICS)
+        metrics = ordered(set(part["metric"]))
         places = {m: _places(part[part["metric"] == m]) for m in metrics}
         rows = []
-        for method in ordered(set(part["method"]), METHODS):
+        for method in ordered(set(part["method"])):
             lines = part[part["method"] == method].set_index("metric")
-            columns = ["mean", "low", "high", "nan", "p", "effect", "pairs"]
+            columns = ["mean", "low", "high", "nan", "p", "effect", "pairs", "resolution", "like_random"]
             values = {m: {**lines.loc[m, columns].to_dict(), "place": places[m].get(method, 0)} for m in lines.index}
             counts = lines.iloc[0][["n", "failed", "missing", "fallback"]].to_dict()
             version = str(lines.iloc[0]["version"])
@@ -80,8 +83,9 @@ def _groups(summary: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _places(part: pd.DataFrame) -> dict[str, int]:
-    """1 for the best method of a metric, 2 for the second."""
-    order = part.set_index("method")["mean"].rank(method="dense", ascending=part["better"].iloc[0] == "lower")
+    """1 for the best method of a metric, 2 for the second, of the cells that are whole."""
+    whole = part[(part["missing"] == 0) & (part["failed"] == 0) & ~part["method"].map(group).eq("control")]
+    order = whole.set_index("method")["mean"].rank(method="dense", ascending=part["better"].iloc[0] == "lower")
     return {str(method): int(place) for method, place in order.items() if place in (1, 2)}
 
 
@@ -90,8 +94,8 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
     groups: dict[str, list[CellRows]] = {}
     for cell in cells:
         groups.setdefault(_group_id(cell.names), []).append(cell)
-    for group, members in groups.items():
-        order = ordered({cell.names["method"] for cell in members}, METHODS)
+    for name_of_group, members in groups.items():
+        order = ordered({cell.names["method"] for cell in members})
         members.sort(key=lambda cell: order.index(cell.names["method"]))
         photos = _photos(members[0])
         bare = [c for c in members if "map" not in c.rows or c.rows.loc[c.rows["status"] == "ok", "map"].isna().any()]
@@ -105,7 +109,7 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
                 continue
             shown = [(c, t.loc[name]) for c, t in tables if name in t.index and c.names["method"] in maps]
             yield {
-                "group": group,
+                "group": name_of_group,
                 "id": name,
                 "label": _class_name(members[0], row["label"]),
                 "predicted": _class_name(members[0], row["predicted"]),
@@ -136,7 +140,7 @@ def _sample_of(cell: CellRows, row: pd.Series, found: tuple[np.ndarray, bool]) -
         "map": base64.b64encode((255 * scaled).round().astype(np.uint8).tobytes()).decode(),
         "grid": list(scaled.shape),
         "smooth": smooth,
-        "values": {metric: row[metric] for metric in ordered(set(cell.info["metrics"]), METRICS)},
+        "values": {metric: row[metric] for metric in ordered(set(cell.info["metrics"]))},
     }
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dap_bench.identity import acting
 
 log = logging.getLogger(__name__)
 CELL = ["data", "sampler", "model", "method"]
+VALUES = ("data", "explain_precision", "method", "metric", "model", "precision", "sampler")  # keys that decide values
 
 
 @dataclass(frozen=True)
@@ -45,29 +46,87 @@ class CellRows:
         return ok.set_index("sample_id")[metric].astype(float)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """One of the settings that a cell was run with: its folder, what it holds, and how it differs from the newest."""
+
+    cell: store.Cell
+    info: dict[str, Any]
+    n: int  # rows
+    newest: bool = True
+    difference: str = ""
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {name: self.info[name] for name in CELL}
+
+    def __str__(self) -> str:
+        what = f"{' '.join(self.names.values())}: {self.cell.folder} ({self.n} of {self.info['n']} rows)"
+        return what if self.newest else f"{what}, older: {self.difference}"
+
+
+def settings(results: str | Path = "results/runs") -> list[Setting]:
+    """Every cell with rows below a folder, or below some (A,B); of one cell's settings the newest comes first.
+
+    The newest is the one that was last asked for. Where two folders hold the same cell, the first folder's counts.
+    """
+    found: dict[tuple[str, ...], list[Setting]] = {}
+    for folder in str(results).split(","):
+        here: dict[tuple[str, ...], list[Setting]] = {}
+        for cell in store.cells(Path(folder)):
+            info, n = cell.info, len(cell.table(store.KEYS))
+            if n:
+                here.setdefault(tuple(info[name] for name in CELL), []).append(Setting(cell, info, n))
+        for key, some in here.items():
+            some.sort(key=lambda setting: -setting.info.get("turn", 0))
+            found.setdefault(key, []).extend(some)
+    for some in found.values():
+        some[1:] = [replace(old, newest=False, difference=difference(old.info, some[0].info)) for old in some[1:]]
+    return [setting for some in found.values() for setting in some]
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """What two settings of a cell differ in, in a few words."""
+    one, other = (_flat(info["config"]) for info in (old, new))
+    keys = sorted(key for key in {*one, *other} if key.split(".")[0] in VALUES and one.get(key) != other.get(key))
+    texts = [f"{key} {one.get(key, 'not there')}, now {other.get(key, 'not there')}" for key in keys]
+    for kind in ("code", "versions"):
+        theirs, ours = (info["identity"].get(kind) for info in (old, new))
+        if isinstance(theirs, dict) and isinstance(ours, dict):
+            changed = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+            texts += [f"another {name}" for name in changed]
+    if len(texts) > 4:
+        texts[4:] = [f"and {len(texts) - 4} more"]
+    return "; ".join(texts) or "other images or weights"
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {prefix: node}
+    inner = [_flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in node.items()]
+    return {key: value for part in inner for key, value in part.items()}
+
+
 def load_rows(
     results: str | Path = "results/runs", data: str = "", columns: Sequence[str] | None = None
 ) -> list[CellRows]:
-    """Every cell below a folder, or those of one data source; two settings of one cell are refused, never averaged.
+    """Every cell below a folder or some folders (A,B), or those of one data source.
 
-    `columns` are those that are needed besides the samples, their status and the metrics; all by default.
+    Of several settings of a cell the newest counts, and the others are named. `columns` are those that are needed
+    besides the samples, their status and the metrics; all by default.
     """
-    found: dict[tuple[str, ...], CellRows] = {}
-    for cell in store.cells(Path(results)):
-        info = cell.info
-        names = {name: info[name] for name in CELL}
-        if data and names["data"] != data:
+    found = []
+    for setting in settings(results):
+        if data and setting.names["data"] != data:
             continue
-        key = tuple(names.values())
-        if key in found:
-            raise UserError(
-                f"two settings are stored for {' '.join(key)}: {found[key].folder} and {cell.folder}; "
-                "remove one, or give one another name with name=NAME when it is run."
-            )
-        found[key] = CellRows(names, info, _frame(cell, list(info["metrics"]), columns), cell.folder)
+        if not setting.newest:
+            log.warning("left out: %s", setting)
+            continue
+        rows = _frame(setting.cell, list(setting.info["metrics"]), columns)
+        found.append(CellRows(setting.names, setting.info, rows, setting.cell.folder))
     if not found:
         raise UserError(f"{results} holds no rows; run `python -m dap_bench` first, or name another folder.")
-    return list(found.values())
+    return found
 
 
 def _frame(cell: store.Cell, metrics: list[str], columns: Sequence[str] | None) -> pd.DataFrame:

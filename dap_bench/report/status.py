@@ -7,7 +7,7 @@ from statistics import mean, median
 
 from dap_bench import store
 from dap_bench.errors import UserError
-from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS, label, ordered
+from dap_bench.report.layouts import label, ordered
 
 IMAGES = 800  # of a cell of the paper
 
@@ -78,9 +78,9 @@ def grid(cells: list[Progress], wanted: set[tuple[str, str, str]]) -> str:
         states.setdefault((cell.names["model"], cell.names["sampler"], cell.names["method"]), []).append(cell)
     every = wanted | set(states)
     lines = []
-    for sampler in ordered({key[1] for key in every}, SAMPLERS):
-        models = ordered({key[0] for key in every if key[1] == sampler}, MODELS)
-        methods = ordered({key[2] for key in every if key[1] == sampler}, (*METHODS, *ABLATION))
+    for sampler in ordered({key[1] for key in every}):
+        models = ordered({key[0] for key in every if key[1] == sampler})
+        methods = ordered({key[2] for key in every if key[1] == sampler})
         table = [[label(sampler), *(label(model) for model in models)]]
         for method in methods:
             keys = [(model, sampler, method) for model in models]

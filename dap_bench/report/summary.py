@@ -1,33 +1,39 @@
 """Rows -> one line per cell and metric: mean with its interval, what it rests on, and how DAP compares."""
 
 from collections.abc import Iterator
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import bootstrap, rankdata, wilcoxon
+from scipy.stats import bootstrap, norm, rankdata, wilcoxon
 
 from dap_bench.report.rows import CELL, CellRows, load_rows, require_like
 
-REFERENCE = "dap"  # the method that the others are tested against
+REFERENCE = "dap"  # the method that the others are tested against, unless another is named
+CHANCE = "random"  # the control that a method should differ from
+POWER = norm.ppf(0.975) + norm.ppf(0.80)  # of a two-sided test at 5 %: seen in 80 % of experiments
 SEED = 0  # of the bootstrap: the same rows give the same interval, always
 
 
-def summarize(results: str | Path = "results/runs", data: str = "") -> pd.DataFrame:
+def summarize(results: str | Path = "results/runs", data: str = "", reference: str = REFERENCE) -> pd.DataFrame:
     """One line per cell and metric, of all cells below a folder or of those of one data source.
 
     `mean` with its 95 % bootstrap interval (`low`, `high`). `n` images were measured, of which `nan` have no value for
     the metric; `failed` images could not be measured and `missing` are not computed yet; `fallback` counts images for
     which the explainer fell back to another rule; `version` is the dap_bench that made the rows. `p` is the paired
-    Wilcoxon test of DAP against the method, corrected after Holm over the methods of the same model, sampling and
-    metric; `effect` the rank-biserial correlation of the pairs, positive where DAP is better.
+    Wilcoxon test of the reference (DAP, or another method) against the method, corrected after Holm over the methods of
+    the same model, sampling and metric; `effect` the rank-biserial correlation of the pairs, positive where the
+    reference is better. `resolution` is the smallest difference from the reference that so many images can tell
+    (paired, 5 %, in 80 % of experiments), and `like_random` whether that from the control `random` is within it.
     """
     cells = load_rows(results, data, columns=["fallback"])
     require_like(cells)
     lines = [line for cell in cells for line in _lines(cell)]
     table = pd.DataFrame(lines).sort_values([*CELL, "metric"], ignore_index=True)
-    return table.merge(_tests(cells), how="left", on=[*CELL, "metric"])
+    table = table.merge(_tests(cells, reference), how="left", on=[*CELL, "metric"])
+    return table.merge(_against_chance(cells), how="left", on=[*CELL, "metric"])
 
 
 def _lines(cell: CellRows) -> Iterator[dict[str, Any]]:
@@ -66,21 +72,43 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return float(found.confidence_interval.low), float(found.confidence_interval.high)
 
 
-def _tests(cells: list[CellRows]) -> pd.DataFrame:
-    """DAP against every other method, image by image."""
-    lines = []
-    for reference in (cell for cell in cells if cell.names["method"] == REFERENCE):
-        for metric, better in reference.info["metrics"].items():
+def _pairs(cells: list[CellRows], reference: str) -> Iterator[tuple[str, str, list[tuple[CellRows, pd.Series]]]]:
+    """For every cell of the reference and every metric: the other methods, with what the reference gains over them."""
+    for own in (cell for cell in cells if cell.names["method"] == reference):
+        for metric, better in own.info["metrics"].items():
             family = []
             for other in cells:
-                same = all(other.names[name] == reference.names[name] for name in CELL[:3])
-                if same and other is not reference and metric in other.info["metrics"]:
-                    pairs = pd.concat([reference.values(metric), other.values(metric)], axis=1, join="inner").dropna()
+                same = all(other.names[name] == own.names[name] for name in CELL[:3])
+                if same and other is not own and metric in other.info["metrics"]:
+                    pairs = pd.concat([own.values(metric), other.values(metric)], axis=1, join="inner").dropna()
                     gain = pairs.iloc[:, 0] - pairs.iloc[:, 1]
-                    family.append({**other.names, "metric": metric, **paired(gain if better == "higher" else -gain)})
-            for line, p in zip(family, holm([line["p"] for line in family]), strict=True):
-                lines.append({**line, "p": p})
-    return pd.DataFrame(lines, columns=[*CELL, "metric", "p", "effect", "pairs"])
+                    family.append((other, gain if better == "higher" else -gain))
+            yield metric, better, family
+
+
+def _tests(cells: list[CellRows], reference: str) -> pd.DataFrame:
+    """The reference against every other method, image by image."""
+    lines = []
+    for metric, _, family in _pairs(cells, reference):
+        tests = [paired(gain) for _, gain in family]
+        for (other, gain), test, p in zip(family, tests, holm([test["p"] for test in tests]), strict=True):
+            lines.append({**other.names, "metric": metric, **test, "p": p, "resolution": resolution(gain)})
+    return pd.DataFrame(lines, columns=[*CELL, "metric", "p", "effect", "pairs", "resolution"])
+
+
+def _against_chance(cells: list[CellRows]) -> pd.DataFrame:
+    """Which methods these images cannot tell from a random map."""
+    lines = []
+    for metric, _, family in _pairs(cells, CHANCE):
+        for other, gain in family:
+            within = bool(abs(gain.mean()) <= resolution(gain)) if len(gain) > 1 else None
+            lines.append({**other.names, "metric": metric, "like_random": within})
+    return pd.DataFrame(lines, columns=[*CELL, "metric", "like_random"])
+
+
+def resolution(differences: pd.Series) -> float:
+    """The smallest mean of paired differences that as many images tell from zero, at 5 %, in 80 % of experiments."""
+    return POWER * float(differences.std()) / sqrt(len(differences)) if len(differences) > 1 else np.nan
 
 
 def paired(gain: pd.Series) -> dict[str, float]:

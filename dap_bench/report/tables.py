@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from dap_bench import __version__
+from dap_bench import __version__, files
 from dap_bench.errors import UserError
-from dap_bench.report.layouts import TABLES, Layout, label, ordered
+from dap_bench.report.layouts import Layout, group, is_ours, label, ordered, tables
 
 ARROWS = {"higher": r"$\uparrow$", "lower": r"$\downarrow$"}
 ESCAPES = str.maketrans(
@@ -21,37 +21,27 @@ ESCAPES = str.maketrans(
 PACKAGES = ("multirow", "graphicx")
 
 
-def write_tables(summary: pd.DataFrame, folder: Path, ci: bool = False) -> list[Path]:
-    """The paper's tables and one of localisation, as far as there are rows for them; each may be \\input.
+def write_tables(summary: pd.DataFrame, folder: Path, ci: bool = False, controls: bool = False) -> list[Path]:
+    """The tables that conf/report describes, as far as there are rows for them; each may be \\input.
 
-    A table of an earlier time that has no rows any more is removed.
+    A table of an earlier time that has no rows any more is removed. `controls` adds what knows nothing, or all.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, layout in {**TABLES, "localisation": localisation(summary)}.items():
-        text = latex(summary, layout, ci)
+    for name, layout in tables().items():
+        text = latex(summary, layout, ci, controls)
         if text is None:
             (folder / f"{name}.tex").unlink(missing_ok=True)
         else:
-            (folder / f"{name}.tex").write_text(text)
+            files.write_text(folder / f"{name}.tex", text)
             written.append(folder / f"{name}.tex")
     return written
 
 
-def localisation(summary: pd.DataFrame) -> Layout:
-    """Where the heatmap lies, for every method that has rows: not in the paper."""
-    from dap_bench.report.layouts import ABLATION, METHODS
-
-    methods = tuple(ordered(set(summary["method"]), (*METHODS, *ABLATION)))
-    return Layout("Does the heatmap lie on the object?", methods, ("pointing", "mass_inside"))
-
-
-def latex(summary: pd.DataFrame, layout: Layout, ci: bool = False) -> str | None:
+def latex(summary: pd.DataFrame, layout: Layout, ci: bool = False, controls: bool = False) -> str | None:
     """One table, or None where there is no row for it."""
-    known = {name for each in TABLES.values() for name in each.methods} | {"dap_source"}
-    mine = set(summary["method"]) - known if layout.open else set()
     part = summary[
-        summary["method"].isin([*layout.methods, *mine])
+        summary["method"].isin(_methods(summary, layout, controls))
         & summary["sampler"].isin(layout.samplers)
         & summary["metric"].isin(layout.metrics)
     ]
@@ -93,6 +83,15 @@ def latex(summary: pd.DataFrame, layout: Layout, ci: bool = False) -> str | None
     return "\n".join(lines) + "\n"
 
 
+def _methods(summary: pd.DataFrame, layout: Layout, controls: bool) -> set[str]:
+    """The methods that a table names; if it is open, those of one's own; and the controls, if asked for."""
+    found = set(summary["method"])
+    named = set(layout.methods) or {name for name in found if group(name) != "control"}
+    placed = {name for each in tables().values() for name in each.methods}
+    own = {name for name in found - placed if not is_ours(name)} if layout.open else set()
+    return named | own | ({name for name in found if group(name) == "control"} if controls else set())
+
+
 def one_source(part: pd.DataFrame) -> None:
     """Rows of two data sources in one block of a table are named, not mixed."""
     sources = part.groupby(["model", "sampler"])["data"].unique()
@@ -107,9 +106,11 @@ def one_source(part: pd.DataFrame) -> None:
 def _column(block: pd.DataFrame, sampler: str, metric: str, methods: list[str], ci: bool) -> list[str]:
     found = block[(block["sampler"] == sampler) & (block["metric"] == metric)].set_index("method").reindex(methods)
     better = found["better"].dropna()
-    marked = mark_best(found["mean"], better.iloc[0] if len(better) else "higher")
     partial = (found["missing"] > 0) | (found["failed"] > 0)
+    beside = pd.Series([group(method) == "control" for method in methods], methods)
+    marked = mark_best(found["mean"], better.iloc[0] if len(better) else "higher", ~partial & ~beside)
     texts = marked.where(~partial, marked + "*")
+    texts = texts.where(found["like_random"] != True, texts + r"$^\circ$")  # noqa: E712  missing is neither
     texts = texts.where(~older(found), texts + r"$^\dagger$")
     if ci:
         half = ((found["high"] - found["low"]) / 2).map(
@@ -124,9 +125,10 @@ def older(table: pd.DataFrame) -> pd.Series:
     return table["version"].notna() & (table["version"] != __version__)
 
 
-def mark_best(values: pd.Series, better: str) -> pd.Series:
-    """Values as text, the best in bold and the second underlined."""
-    order = values.rank(method="dense", ascending=better == "lower")
+def mark_best(values: pd.Series, better: str, counts: pd.Series | None = None) -> pd.Series:
+    """Values as text, the best in bold and the second underlined, of those that count."""
+    ranked = values if counts is None else values.where(counts)
+    order = ranked.rank(method="dense", ascending=better == "lower")
     text = values.map(lambda value: "-" if pd.isna(value) else f"{value:.3f}")
     return text.where(order != 1, r"\textbf{" + text + "}").where(order != 2, r"\underline{" + text + "}")
 
@@ -141,6 +143,13 @@ def _notes(part: pd.DataFrame, ci: bool) -> str:
         notes.append(f"In {places} some images have no value (at most {undefined['nan'].max()}).")
     if ((part["missing"] > 0) | (part["failed"] > 0)).any():
         notes.append("*: some images failed or are not computed yet.")
+    known = part["resolution"].dropna()
+    if len(known):
+        least, most = f"{known.min():.3f}", f"{known.max():.3f}"
+        span = least if least == most else f"{least} to {most}, depending on the place,"
+        notes.append(f"Differences below {span} cannot be told by these images.")
+    if (part["like_random"] == True).any():  # noqa: E712
+        notes.append(r"$\circ$: cannot be told from a random map.")
     versions = sorted(set(part.loc[older(part), "version"]))
     if versions:
         notes.append(rf"$\dagger$: rows of dap\_bench {escape(', '.join(versions))}, not {__version__}.")

@@ -9,7 +9,7 @@ from rows import cell
 
 from dap_bench import store, summarize
 from dap_bench.report import figures
-from dap_bench.report.layouts import METHODS
+from dap_bench.report.layouts import tables
 from dap_bench.report.rows import load_rows
 from dap_bench.report.summary import holm, paired
 
@@ -38,7 +38,7 @@ def test_cases_are_picked_by_rule(results):
 
 
 def test_every_method_has_its_own_look_and_every_figure_its_own_file(results, tmp_path):
-    names = [*METHODS, "mine", "another"]
+    names = [*{*tables()["table1"].methods, *tables()["table3"].methods}, "mine", "another"]
     looks = [(figures.style(names, name)["color"], figures.style(names, name)["linestyle"]) for name in names]
     assert len(set(looks)) == len(names)
     written = figures.ranks(load_rows(results), tmp_path / "ranks-deit_small.fb_in1k-balanced")

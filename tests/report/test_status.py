@@ -4,7 +4,7 @@ from omegaconf import OmegaConf
 
 from dap_bench.config import CONF
 from dap_bench.files import write_text
-from dap_bench.report.layouts import ABLATION, METHODS, MODELS, SAMPLERS
+from dap_bench.report.layouts import ordered, tables
 from dap_bench.report.status import Progress, grid, progress
 from dap_bench.store import Cell
 
@@ -59,10 +59,13 @@ def test_a_model_without_rows_has_no_estimate():
 
 def test_the_papers_cells_are_those_of_its_experiment():
     params = OmegaConf.load(CONF / "experiment" / "paper.yaml").hydra.sweeper.params
-    assert params.model.split(",") == list(MODELS)
-    assert params.sampler.split(",") == list(SAMPLERS)
-    assert params.method.split(",") == [*METHODS, *ABLATION[:-1]]
-    assert len(MODELS) * len(SAMPLERS) * len(METHODS) == 72
+    first = tables()["table1"]
+    assert params.model.split(",") == list(first.models)
+    assert params.sampler.split(",") == list(first.samplers)
+    methods = params.method.split(",")
+    assert methods == ordered({name for table in tables().values() for name in table.methods})
+    main = {*first.methods, *tables()["table3"].methods}
+    assert len(first.models) * len(first.samplers) * len(main) == 72
 
 
 def test_a_damaged_cell_counts_as_missing(tmp_path):

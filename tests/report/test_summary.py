@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.stats import wilcoxon
 
 from dap_bench import UserError, __version__, summarize
-from dap_bench.report.layouts import TABLES
+from dap_bench.report.layouts import tables
+from dap_bench.report.rows import settings
+from dap_bench.report.summary import holm
 from dap_bench.report.tables import escape, latex, mark_best, write_tables
 from dap_bench.store import Cell
 
@@ -25,13 +28,17 @@ def cell(
     names = {"model": model, "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, fingerprint)
     info = {"n": n or len(values) + failed, "metrics": {metric: better}, "fingerprint": fingerprint}
+    info["turn"] = more.get("turn", 0)
     identity = {"versions": {"dap-bench": version or __version__}, **more.get("identity", {})}
-    made.describe({**names, **info, "identity": identity, "config": {"metric": more.get("options", {})}})
+    made.describe(
+        {**names, **info, "identity": identity, "config": {"metric": more.get("options", {}), **more.get("config", {})}}
+    )
     rows = [
         {"sample_id": str(at), "status": "ok", "fallback": False, metric: v, **names} for at, v in enumerate(values)
     ]
     rows += [{"sample_id": f"bad{at}", "status": "failed", **names} for at in range(failed)]
-    made.write([rows[at] for at in more.get("order", range(len(rows)))], [metric])
+    if rows:
+        made.write([rows[at] for at in more.get("order", range(len(rows)))], [metric])
 
 
 def test_means_intervals_and_counts(tmp_path):
@@ -61,11 +68,120 @@ def test_constant_and_missing_values(tmp_path):
     assert table.loc["none", "nan"] == 2
 
 
-def test_two_settings_of_one_cell_are_refused(tmp_path):
-    cell(tmp_path, "a", [0.1])
-    cell(tmp_path, "a", [0.2], fingerprint="g")
-    with pytest.raises(UserError, match="two settings are stored for toy balanced vit_t a: .*name=NAME"):
-        summarize(tmp_path)
+def test_of_two_settings_of_one_cell_the_newest_counts_and_the_other_is_named(tmp_path, caplog):
+    cell(tmp_path, "a", [0.1], turn=3, config={"sampler": {"n": 24}})
+    cell(tmp_path, "a", [0.2], turn=4, fingerprint="g", config={"sampler": {"n": 48}})
+    cell(tmp_path, "a", [], n=3, turn=5, fingerprint="h")  # a first attempt that failed has no rows
+    assert summarize(tmp_path)["mean"].tolist() == [0.2]
+    (line,) = caplog.messages
+    assert line.endswith("vit_t/a/toy-balanced/f (1 of 1 rows), older: sampler.n 24, now 48")
+    assert [(each.newest, each.info["turn"]) for each in settings(tmp_path)] == [(True, 4), (False, 3)]
+
+
+def test_what_settings_differ_in(tmp_path):
+    code = {"mine.method": "1"}
+    cell(tmp_path, "a", [0.1], turn=1, identity={"code": code})
+    cell(tmp_path, "a", [0.2], turn=2, fingerprint="g", identity={"code": {"mine.method": "2"}})
+    assert [each.difference for each in settings(tmp_path)] == ["", "another mine.method"]
+
+
+def test_rows_of_two_folders_stand_side_by_side_and_the_first_goes_first(tmp_path, caplog):
+    cell(tmp_path / "mine", "mine", [0.1, 0.2])
+    cell(tmp_path / "mine", "ar", [0.5, 0.5])
+    cell(tmp_path / "theirs", "ar", [0.3, 0.3])
+    cell(tmp_path / "theirs", "dap", [0.4, 0.4])
+    table = summarize(f"{tmp_path / 'mine'},{tmp_path / 'theirs'}").set_index("method")["mean"]
+    assert table.to_dict() == pytest.approx({"ar": 0.5, "dap": 0.4, "mine": 0.15})
+    assert "theirs/vit_t/ar" in caplog.text
+
+
+def test_any_method_can_be_the_reference(tmp_path):
+    rng = np.random.RandomState(0)
+    values = {name: rng.normal(mean, 0.1, 40) for name, mean in (("dap", 0.5), ("mine", 0.6), ("ar", 0.4))}
+    for name, found in values.items():
+        cell(tmp_path, name, found.tolist())
+    table = summarize(tmp_path, reference="mine").set_index("method")
+    assert np.isnan(table.loc["mine", "p"])
+    raw = {name: wilcoxon(values["mine"] - values[name]).pvalue for name in ("ar", "dap")}
+    expected = holm([raw["ar"], raw["dap"]])
+    assert table.loc[["ar", "dap"], "p"].tolist() == pytest.approx(expected)
+    assert (table.loc[["ar", "dap"], "effect"] > 0).all()
+
+
+def test_the_resolution_is_the_smallest_difference_that_images_can_tell(tmp_path):
+    """1.96 + 0.84 standard errors of the paired difference."""
+    rng = np.random.RandomState(0)
+    dap, ar = rng.normal(0.5, 0.1, 100), rng.normal(0.5, 0.1, 100)
+    cell(tmp_path, "dap", dap.tolist())
+    cell(tmp_path, "ar", ar.tolist())
+    table = summarize(tmp_path).set_index("method")
+    assert table.loc["ar", "resolution"] == pytest.approx(2.8016 * (dap - ar).std(ddof=1) / 10, rel=1e-4)
+    assert table["like_random"].isna().all()  # there is no such control here
+
+
+def test_what_cannot_be_told_from_chance_is_marked_and_controls_take_no_place(tmp_path):
+    rng = np.random.RandomState(0)
+    noise = rng.normal(0.3, 0.1, 60)
+    for name, values in (
+        ("random", noise),
+        ("ar", noise + rng.normal(0, 0.1, 60)),
+        ("dap", noise + 0.2),
+        ("oracle", noise + 0.6),
+    ):
+        cell(tmp_path, name, values.tolist())
+    table = summarize(tmp_path)
+    assert table.set_index("method")["like_random"].drop("random").to_dict() == {
+        "ar": True,
+        "dap": False,
+        "oracle": False,
+    }
+    text = latex(table, tables()["table1"], controls=True)
+    assert r"$^\circ$ \\" in next(line for line in text.splitlines() if "AR &" in line)
+    assert r"\textbf{0.5" in next(line for line in text.splitlines() if "DAP" in line)  # the oracle is beside the race
+    assert "oracle" in text.lower()
+    assert "cannot be told from a random map" in text
+    assert "oracle" not in latex(table, tables()["table1"]).lower()
+
+
+def test_a_cell_that_is_not_whole_takes_no_place_from_those_that_are(tmp_path):
+    cell(tmp_path, "dap", [0.1, 0.3])
+    cell(tmp_path, "ar", [0.9, 0.9], n=5)
+    cell(tmp_path, "gmar", [0.15, 0.15])
+    lines = latex(summarize(tmp_path), tables()["table1"]).splitlines()
+    assert [line.split("&")[-1].strip() for line in lines if " & " in line and "0." in line] == [
+        r"0.900* \\",
+        r"\underline{0.150} \\",
+        r"\textbf{0.200} \\",
+    ]
+
+
+def test_a_table_of_ones_own(tmp_path, monkeypatch):
+    from dap_bench import config
+
+    (tmp_path / "conf" / "report").mkdir(parents=True)
+    (tmp_path / "conf" / "method").mkdir()
+    (tmp_path / "conf" / "report" / "mine.yaml").write_text(
+        "caption: Mine.\nmethods: [mine, ar]\nmetrics: [peak]\nsamplers: [balanced]\nopen: false\nmodels: [vit_t]"
+    )
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text("_label_: My Method\n_target_: mine.explain")
+    monkeypatch.setattr(config, "_folders", [tmp_path / "conf"])
+    cell(tmp_path / "rows", "mine", [0.1], metric="peak")
+    cell(tmp_path / "rows", "ar", [0.2], metric="peak")
+    written = write_tables(summarize(tmp_path / "rows"), tmp_path / "tables")
+    assert [path.name for path in written] == ["mine.tex"]
+    text = written[0].read_text()
+    assert r"\multirow{2}{*}{ViT-T} & My Method & \underline{0.100} \\" in text
+    assert r"\caption{Mine. 1 images per cell.}" in text
+
+
+def test_a_table_that_is_none_is_a_sentence(tmp_path, monkeypatch):
+    from dap_bench import config
+
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "mine.yaml").write_text("captoin: Mine.")
+    monkeypatch.setattr(config, "_folders", [tmp_path])
+    with pytest.raises(UserError, match="describes no table: it needs caption, metrics .*not captoin"):
+        tables()
 
 
 def test_cells_that_differ_in_more_than_the_method_are_refused(tmp_path):
@@ -139,10 +255,10 @@ def test_the_table_byte_for_byte(tmp_path):
  & my\_own & \underline{0.400} \\
 \hline
 \end{tabular}}
-\caption{DAP and attention-based explainers. 2 images per cell. In 1 place some images have no value (at most 1). *: some images failed or are not computed yet.}
+\caption{DAP and attention-based explainers. 2 images per cell. In 1 place some images have no value (at most 1). *: some images failed or are not computed yet. Differences below 0.280 cannot be told by these images.}
 \end{table}
 """  # noqa: E501
-    assert latex(summarize(tmp_path), TABLES["table1"]) == expected
+    assert latex(summarize(tmp_path), tables()["table1"]) == expected
     written = write_tables(summarize(tmp_path), tmp_path / "tables")
     # table 3 has the method of one's own and DAP too; the ablation and A.1 only have DAP
     assert [path.name for path in written] == ["table1.tex", "table2.tex", "table3.tex", "tableA1.tex"]
@@ -153,7 +269,7 @@ def test_the_table_byte_for_byte(tmp_path):
 def test_rows_of_another_version_are_marked(tmp_path):
     cell(tmp_path, "dap", [0.1, 0.3])
     cell(tmp_path, "ar", [0.5, 0.5], version="0.0.9")
-    text = latex(summarize(tmp_path), TABLES["table1"])
+    text = latex(summarize(tmp_path), tables()["table1"])
     assert r" & DAP & \underline{0.200} \\" in text
     assert r"AR & \textbf{0.500}$^\dagger$ \\" in text
     assert rf"$\dagger$: rows of dap\_bench 0.0.9, not {__version__}." in text
