@@ -25,22 +25,22 @@ tools: ## TeX and Chromium for the tests that look at tables and the page (Debia
 demo: $(INSTALLED) ## all methods on the embedded default, then the first table
 	rm -rf results/demo
 	$(RUN) -m dap_bench experiment=demo
-	$(RUN) scripts/tables.py results=results/demo tables=results/demo/tables summary=results/demo/summary.csv
+	$(RUN) -m dap_bench.tables results=results/demo tables=results/demo/tables summary=results/demo/summary.csv
 
 tables: $(INSTALLED) ## the paper's tables from the rows in results/runs
-	$(RUN) scripts/tables.py $(ARGS)
+	$(RUN) -m dap_bench.tables $(ARGS)
 
 compare: $(INSTALLED) ## our numbers beside the published ones
-	$(RUN) scripts/compare.py $(ARGS)
+	$(RUN) -m dap_bench.compare $(ARGS)
 
 figures: $(INSTALLED) ## curves, ranks, layer-wise maps, best and worst cases
-	$(RUN) scripts/figures.py $(ARGS)
+	$(RUN) -m dap_bench.figures $(ARGS)
 
 status: $(INSTALLED) ## which of the paper's cells are done, and what is left
-	$(RUN) scripts/status.py $(ARGS)
+	$(RUN) -m dap_bench.status $(ARGS)
 
 report: $(INSTALLED) ## one HTML page with all of it
-	$(RUN) scripts/report.py $(ARGS)
+	$(RUN) -m dap_bench.report $(ARGS)
 
 benchmark: $(INSTALLED) ## ratios of speed, also against other programs (results/benchmark.md)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmark]'

@@ -5,8 +5,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+import yaml
+
 from dap_bench.config import load_method, load_vit
 from dap_bench.errors import UserError
+from dap_bench.report.command import answer, with_folders
 
 USAGE = """Explain what a ViT sees in one photo.
 
@@ -15,6 +18,8 @@ USAGE = """Explain what a ViT sees in one photo.
   image=FILE         the photo; without one a picture of the embedded `shapes` is drawn
   model=NAME         a model of conf/model or any timm tag (vit_t); model.checkpoint=FILE for local weights
   method=A,B,...     explainers (ar,attr,chefer,gmar,gradcam,cdam,agcam,legrad,dap), or functions: my_method.norms
+  method.KEY=VALUE   an option of the explainers named
+  --config-dir DIR   configs of your own
   out=FILE           the picture to write (explanation.png)
   device=auto        auto | cpu | cuda | mps
 """
@@ -31,9 +36,10 @@ def main(arguments: list[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
-    options, model_options = _parse(arguments)
+    options, model_options, method_options = _parse(with_folders(arguments))
+    sys.path.append(str(Path.cwd()))  # where a function of one's own is
+    explainers = {name: load_method(name, **method_options) for name in options["method"].split(",")}
     vit = _load(options["model"], options["device"], model_options)
-    explainers = {name: load_method(name) for name in options["method"].split(",")}
     explain(vit, explainers, options["image"], Path(options["out"]))
 
 
@@ -43,9 +49,12 @@ def explain(vit: Any, explainers: dict[str, Any], image: str, out: Path) -> None
 
     from dap_bench.data import shapes
     from dap_bench.data.images import BadImage, decode
+    from dap_bench.isolation import copied, explained
     from dap_bench.report.pictures import grid
 
     try:
+        if image and not Path(image).expanduser().is_file():
+            raise UserError(f"image={image} cannot be read: there is no such file.")
         picture = decode(Path(image).expanduser().read_bytes()) if image else shapes.draw(0)[0]
     except OSError as error:
         raise UserError(f"image={image} cannot be read ({error.strerror}).") from error
@@ -54,12 +63,14 @@ def explain(vit: Any, explainers: dict[str, Any], image: str, out: Path) -> None
     images = vit.transform(picture)[None].to(vit.device)
     best = vit.score(images).softmax(1).topk(2)
     rows = []
-    with vit.shared_traces():
+    twin = copied(vit)
+    with twin.shared_traces():
         for probability, label in zip(best.values[0].tolist(), best.indices[0].tolist(), strict=True):
             title = f"{vit.class_name(label)} ({probability:.1%})"
             print(title)
             classes = torch.tensor([label], device=images.device)
-            maps = [each(vit, images, classes).heatmaps(vit.image_size)[0] for each in explainers.values()]
+            found = [explained(each, twin, images, classes, [image]) for each in explainers.values()]
+            maps = [explanation.heatmaps(vit.image_size)[0] for explanation in found]
             rows.append((fill(title, 24), [heatmap.float().cpu().numpy() for heatmap in maps]))
     try:
         grid(vit.pixels(images)[0].permute(1, 2, 0).cpu().numpy(), rows, list(explainers), out)
@@ -79,22 +90,22 @@ def _load(model: str, device: str, options: dict[str, str]) -> Any:
         return load_vit("vit_shapes", device=device)
 
 
-def _parse(arguments: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    options, model_options = dict(DEFAULTS), {}
+def _parse(arguments: list[str]) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:
+    options = dict(DEFAULTS)
+    model_options: dict[str, Any] = {}
+    method_options: dict[str, Any] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key.startswith("model."):
-            model_options[key.removeprefix("model.")] = value
+            model_options[key.removeprefix("model.")] = yaml.safe_load(value)
+        elif equals and key.startswith("method."):
+            method_options[key.removeprefix("method.")] = yaml.safe_load(value)
         elif equals and key in options:
             options[key] = value
         else:
             raise UserError(f"{argument} is not an option; use {', '.join(f'{name}=' for name in DEFAULTS)} or --help.")
-    return options, model_options
+    return options, model_options, method_options
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        print(f"explain: {error}", file=sys.stderr)
-        sys.exit(2)
+    answer("explain", lambda: main(sys.argv[1:]))

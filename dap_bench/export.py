@@ -16,7 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 from dap_bench import config, files
-from dap_bench.errors import UserError, path, redacted
+from dap_bench.errors import UserError, path
+from dap_bench.report.command import answer, with_folders
 
 USAGE = """Write the drawn images, as files and as tensors, with both classes that the model gives them.
 
@@ -77,23 +78,13 @@ def main(arguments: list[str]) -> None:
     if {"-h", "--help"} & set(arguments):
         print(USAGE)
         return
-    rest, out = [], None
-    left = iter(arguments)
-    for argument in left:
-        if argument == "--config-dir":
-            config.add_folder(next(left, ""))
-        elif argument.startswith("out="):
-            out = path("out", argument.removeprefix("out="))
-        else:
-            rest.append(argument)
-    if out is None:
+    rest = with_folders(arguments)
+    places = [text.removeprefix("out=") for text in rest if text.startswith("out=")]
+    if not places:
         raise UserError("say where to write: out=FOLDER.")
-    print(f"wrote {export(out, rest)}")
+    written = export(path("out", places[-1]), [text for text in rest if not text.startswith("out=")])
+    print(f"wrote {written}")
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        print(f"export: {redacted(str(error))}", file=sys.stderr)
-        sys.exit(2)
+    answer("export", lambda: main(sys.argv[1:]))

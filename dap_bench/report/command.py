@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from dap_bench.config import add_folder
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, redacted
 
 
 def command(**defaults: str) -> Callable[[Callable[..., None]], Callable[[], None]]:
@@ -12,18 +13,26 @@ def command(**defaults: str) -> Callable[[Callable[..., None]], Callable[[], Non
 
     def decorate(function: Callable[..., None]) -> Callable[[], None]:
         def run() -> None:
-            try:
-                function(**parse(_with_folders(sys.argv[1:]), defaults))
-            except (UserError, OSError) as error:
-                print(f"{function.__module__}: {error}".removeprefix("__main__: "), file=sys.stderr)
-                sys.exit(2)
+            answer(Path(sys.argv[0]).stem, lambda: function(**parse(with_folders(sys.argv[1:]), defaults)))
 
         return run
 
     return decorate
 
 
-def _with_folders(arguments: list[str]) -> list[str]:
+def answer(name: str, call: Callable[[], None]) -> None:
+    """Run a command: a mistake is one sentence and exit code 2, Ctrl-C one line and 130."""
+    try:
+        call()
+    except (UserError, OSError) as error:
+        print(f"{name}: {redacted(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(f"\n{name}: stopped.", file=sys.stderr)
+        sys.exit(130)
+
+
+def with_folders(arguments: list[str]) -> list[str]:
     """The arguments without `--config-dir FOLDER`, which says where configs of one's own are."""
     rest, left = [], iter(arguments)
     for argument in left:

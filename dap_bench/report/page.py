@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from PIL import ImageOps
+from tqdm import tqdm
 
 from dap_bench import __version__, files
 from dap_bench.data.images import BadImage, decode
@@ -101,7 +103,9 @@ def _samples(cells: list[CellRows], count: int, device: str) -> Iterator[dict[st
         bare = [c for c in members if "map" not in c.rows or c.rows.loc[c.rows["status"] == "ok", "map"].isna().any()]
         redraw = Redraw.of(bare, device) if bare and count else None
         tables = [(cell, cell.rows[cell.rows["status"] == "ok"].set_index("sample_id")) for cell in members]
-        for name, row in tables[0][1].head(count).iterrows():
+        shown_rows = tables[0][1].head(count)
+        again = redraw is not None and sys.stderr.isatty()  # takes a while
+        for name, row in tqdm(shown_rows.iterrows(), "explaining again", len(shown_rows), disable=not again):
             maps = redraw.maps(str(name)) if redraw and name in redraw.rows.index else {}
             stored = {c.names["method"]: _stored_map(c, t.loc[name]) for c, t in tables if name in t.index}
             maps |= {method: found for method, found in stored.items() if found is not None}

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from cells import run
@@ -17,7 +16,6 @@ from dap_bench import store
 from dap_bench.config import restored
 from dap_bench.data.samples import load
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 EVIL = "import pathlib\npathlib.Path('executed').touch()\ndef explain(*_, **__): ...\n"
 
 
@@ -71,7 +69,7 @@ def test_nothing_of_a_foreign_folder_is_run(theirs, tmp_path):
         cell(f"v{at}", "gradcam", {"model": model})
     before = set(tmp_path.rglob("*"))
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "report.py"), "results=rows", "out=page/index.html", "device=cpu"],
+        [sys.executable, "-m", "dap_bench.report", "results=rows", "out=page/index.html", "device=cpu"],
         cwd=here,
         env={**os.environ, "DAP_BENCH_CACHE": str(here / "cache")},
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Rows -> tables: python scripts/tables.py [results=FOLDER,...] [tables=FOLDER] [summary=FILE] [data=NAME] [ci=true]
+"""Rows -> tables: python -m dap_bench.tables [results=FOLDER,...] [tables=FOLDER] [summary=FILE] [data=NAME] [ci=true]
 
 `reference` is the method that the others are tested against, `controls=true` adds the controls to every table, and
 `settings=all` lists every setting that cells were run with. The tables are in conf/report, and in your --config-dir.

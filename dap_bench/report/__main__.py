@@ -1,4 +1,4 @@
-"""Rows -> one HTML page: python scripts/report.py [results=FOLDER] [paper=FOLDER] [figures=FOLDER] [out=FILE]
+"""Rows -> one HTML page: python -m dap_bench.report [results=FOLDER] [paper=FOLDER] [figures=FOLDER] [out=FILE]
 
 `images` is how many images of each model and sampling can be browsed. Their maps come from rows of keep_maps=true, or
 are made again where the images and the weights are on this machine.

@@ -1,4 +1,4 @@
-"""Ours beside theirs: python scripts/compare.py [results=FOLDER] [paper=FOLDER] [out=FOLDER] [data=NAME]"""
+"""Ours beside theirs: python -m dap_bench.compare [results=FOLDER] [paper=FOLDER] [out=FOLDER] [data=NAME]"""
 
 from pathlib import Path
 

@@ -1,11 +1,14 @@
-"""Rows -> figures: python scripts/figures.py [results=FOLDER] [out=FOLDER] [data=NAME] [model=NAME] [images=ID,ID]
+"""Rows -> figures: python -m dap_bench.figures [results=FOLDER] [out=FOLDER] [data=NAME] [model=NAME] [images=ID,ID]
 
 `model` and `sampler` say whose rows are drawn (default: the first that has rows of the reference, reference=NAME).
 Pictures of single images need the images in the cache, and the model: they show the ids in `images`, or the best and
 worst TCC of the reference.
 """
 
+import sys
 from pathlib import Path
+
+from tqdm import tqdm
 
 from dap_bench.errors import UserError
 from dap_bench.report import figures
@@ -54,7 +57,8 @@ def main(results: str, out: str, data: str, model: str, sampler: str, images: st
                 photo, maps, redraw.title(name), folder / f"layers-{stem}-{name.replace('/', '_')}"
             )
         for kind, picked in (("best", best), ("worst", worst)):
-            rows = [(redraw.title(name), *redraw.heatmaps(name, methods)) for name in picked]
+            named = tqdm(picked, f"explaining the {kind} again", disable=not sys.stderr.isatty())
+            rows = [(redraw.title(name), *redraw.heatmaps(name, methods)) for name in named]
             written += figures.cases(rows, folder / f"cases-{kind}-{stem}")
     else:
         print(

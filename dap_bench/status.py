@@ -1,4 +1,4 @@
-"""How far are the cells of experiment=paper, and others? python scripts/status.py [results=FOLDER]"""
+"""How far are the cells of experiment=paper, and others? python -m dap_bench.status [results=FOLDER]"""
 
 from itertools import product
 
