@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dap_bench.data.images import BadImage, decode
 from dap_bench.errors import UserError
-from dap_bench.isolation import global_state
+from dap_bench.isolation import global_state, takes
 from dap_bench.metrics.base import Batch
 from dap_bench.vit import ViT
 
@@ -39,6 +39,7 @@ class Evaluation:
         self.vit, self.explain, self.metrics, self.double = vit, explain, metrics, double
         self.chunk, self.known, self.debug = chunk, known if known is not None else {}, debug
         self.needs = {need for metric in metrics.values() for need in getattr(metric, "needs", ())}
+        self.needs |= {"masks"} if takes(explain, "masks") else set()
 
     def load(self, data: bytes, mask: bytes | None) -> tuple[Tensor, Tensor | None] | BadImage:
         """An encoded picture and its object's mask as the model takes them, or what is wrong with them."""
