@@ -138,6 +138,11 @@ def load_method(name: str, **overrides: Any) -> Any:
     return partial(explain, **objects) if objects else explain
 
 
+def load_source(name: str, **overrides: Any) -> Any:
+    """The source of images of conf/data/NAME.yaml: load_source("parquet", path="FOLDER")."""
+    return instantiate(_node("data", name, overrides))
+
+
 def load_metrics(*names: str) -> dict[str, Any]:
     """Metrics of conf/metric by name, presets too: load_metrics("cs", "afs"), load_metrics("paper")."""
     return instantiate_metrics(compose(f"metric=[{','.join(names)}]").metric)

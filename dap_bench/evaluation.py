@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dap_bench.data.images import BadImage, decode
 from dap_bench.errors import UserError
-from dap_bench.isolation import global_state
+from dap_bench.isolation import global_state, takes
 from dap_bench.metrics.base import Batch
 from dap_bench.vit import ViT
 
@@ -38,7 +38,7 @@ class Evaluation:
     ) -> None:
         self.vit, self.explain, self.metrics, self.double = vit, explain, metrics, double
         self.chunk, self.known, self.debug = chunk, known if known is not None else {}, debug
-        self.needs = self._needs(metrics)
+        self.needs = self._needs(metrics) | ({"masks"} if takes(explain, "masks") else set())
 
     def _needs(self, metrics: Iterable[str]) -> set[str]:
         """What some of the metrics need besides the explanation."""

@@ -5,14 +5,15 @@ torch's global state is as before when it returns; so whatever it changes or lea
 
 Rows must not hang on the batch an image came in. An explainer that draws random numbers names a parameter `ids`, is
 given the ids of its images, and draws each image's from `generator(id)`. One that draws from torch's, NumPy's or
-Python's global generator instead is called again image by image, with the generators seeded by each image's id.
+Python's global generator instead is called again image by image, with the generators seeded by each image's id. One
+that names a parameter `masks` is given where the objects are, [H,W] bool each, None where that is not known.
 """
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from hashlib import sha256
 from inspect import signature
@@ -39,15 +40,47 @@ def explained(
     classes: Tensor,
     ids: Sequence[str] = (),
     layers: bool = False,
+    masks: Sequence[Tensor | None] = (),
 ) -> Explanation:
     """What an explainer gives for some images, checked; `vit` is a copy made for it (see `copied`)."""
-    names, classes = list(ids) or [_content(image) for image in images], classes.to(images.device)
+    given = Given(images, classes.to(images.device), list(ids) or list(map(content, images)), list(masks))
     with global_state() as untouched:
-        found = _call(explain, vit, images, classes, names, layers)
+        found = call(explain, vit, given, layers)
         seedless = untouched()
     if not seedless:
-        found = _joined([_seeded(explain, vit, images, classes, names, layers, at) for at in range(len(images))])
+        found = _joined([_seeded(explain, vit, given.of(at), layers) for at in range(len(images))])
     return checked(found, vit.grid, images)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What explainers are called with besides the model: they get clones of it."""
+
+    images: Tensor
+    classes: Tensor
+    ids: list[str]
+    masks: list[Tensor | None]  # empty where nobody has looked for them
+
+    def of(self, at: int) -> "Given":
+        """One image of the batch."""
+        one = slice(at, at + 1)
+        return Given(self.images[one], self.classes[one], self.ids[one], self.masks[one])
+
+
+def takes(explain: Callable[..., Any], name: str) -> bool:
+    """Whether an explainer names a parameter, and so is given what is called that."""
+    return name in signature(explain).parameters
+
+
+def call(explain: Callable[..., Any], vit: ViT, given: Given, layers: bool = False) -> Any:
+    """What an explainer returns, unchecked and with nothing put back after it."""
+    options: dict[str, Any] = {"layers": True} if layers else {}
+    if takes(explain, "ids"):
+        options["ids"] = list(given.ids)
+    if takes(explain, "masks"):
+        masks = given.masks or [None] * len(given.images)
+        options["masks"] = [mask if mask is None else mask.to(given.images.device, copy=True) for mask in masks]
+    return explain(vit, given.images.clone(), given.classes.clone(), **options)
 
 
 def copied(vit: ViT, double: bool = False) -> ViT:
@@ -83,37 +116,19 @@ def _seed(name: str) -> int:
     return int.from_bytes(sha256(name.encode(errors="surrogatepass")).digest()[:4], "big")
 
 
-def _content(image: Tensor) -> str:
+def content(image: Tensor) -> str:
+    """A name for an image that has none."""
     return sha256(image.detach().cpu().numpy().tobytes()).hexdigest()
 
 
-def _call(
-    explain: Callable[..., Any], vit: ViT, images: Tensor, classes: Tensor, ids: Sequence[str], layers: bool
-) -> Any:
-    """Call an explainer with clones, and with `ids` if it has such a parameter."""
-    options: dict[str, Any] = {"layers": True} if layers else {}
-    if "ids" in signature(explain).parameters:
-        options["ids"] = list(ids)
-    return explain(vit, images.clone(), classes.clone(), **options)
-
-
-def _seeded(
-    explain: Callable[..., Any],
-    vit: ViT,
-    images: Tensor,
-    classes: Tensor,
-    ids: Sequence[str],
-    layers: bool,
-    at: int,
-) -> Any:
-    """One image of a batch, with every global generator seeded by its id."""
+def _seeded(explain: Callable[..., Any], vit: ViT, given: Given, layers: bool) -> Explanation:
+    """A single image, with every global generator seeded by its id."""
     with global_state():
-        seed = _seed(ids[at])
+        seed = _seed(given.ids[0])
         torch.manual_seed(seed)
         np.random.seed(seed)
         random.seed(seed)
-        one = slice(at, at + 1)
-        return checked(_call(explain, vit, images[one], classes[one], ids[one], layers), vit.grid, images[one])
+        return checked(call(explain, vit, given, layers), vit.grid, given.images)
 
 
 def _joined(parts: Sequence[Explanation]) -> Explanation:
@@ -134,9 +149,7 @@ def global_state() -> Iterator[Callable[[], bool]]:
     """
     states = [(get(), put) for get, put in _switches()]
     generators = _generators()
-    hooks = {
-        name: dict(value) for name, value in vars(modules).items() if name.startswith("_global_") and _is_dict(value)
-    }
+    hooks = _global_hooks()
     try:
         yield lambda: all(_same(now, was) for (now, _), (was, _) in zip(_generators(), generators, strict=True))
     finally:
@@ -149,8 +162,14 @@ def global_state() -> Iterator[Callable[[], bool]]:
                 registry.update(value)
 
 
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, dict)
+def switches() -> list[Any]:
+    """The values of torch's global state as it is now, to be compared."""
+    return [*(get() for get, _ in _switches()), _global_hooks()]
+
+
+def _global_hooks() -> dict[str, dict[Any, Any]]:
+    kept = {name: value for name, value in vars(modules).items() if name.startswith("_global_")}
+    return {name: dict(value) for name, value in kept.items() if isinstance(value, dict)}
 
 
 def _generators() -> list[tuple[Any, Callable[[Any], Any]]]:

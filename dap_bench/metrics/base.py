@@ -68,13 +68,13 @@ class Batch:
 
     @cached_property
     def explanation(self) -> Explanation:
-        return explained(self.explain, self._own, self._inputs, self.predicted, self.ids, self.layers)
+        return explained(self.explain, self._own, self._inputs, self.predicted, self.ids, self.layers, self.masks)
 
     @cached_property
     def alternative_explanation(self) -> Explanation:
         if "_own" in vars(self) and altered(self._own, self.vit):
             del self._own  # the explainer has changed its copy of the model: take another
-        return explained(self.explain, self._own, self._inputs, self.alternative, self.ids)
+        return explained(self.explain, self._own, self._inputs, self.alternative, self.ids, masks=self.masks)
 
     def explain_all(self, alternative: bool) -> None:
         """Make the explanations now, from shared traces, and let go of the copy of the model they were made on."""
@@ -86,7 +86,7 @@ class Batch:
 
     def explained_by(self, explain: Explainer, classes: Tensor, layers: bool = False) -> Explanation:
         """The explanation that a metric asks of another explainer, as its reference."""
-        return explained(explain, *self.reference, classes, self.ids, layers)
+        return explained(explain, *self.reference, classes, self.ids, layers, self.masks)
 
     @cached_property
     def reference(self) -> tuple[ViT, Tensor]:

@@ -2,18 +2,37 @@
 
 import sys
 from collections.abc import Callable
+from inspect import getmodule
 from pathlib import Path
 
 from dap_bench.config import add_folder
 from dap_bench.errors import UserError, redacted
 
+Others = Callable[[str], object]  # whether an argument is meant for something behind the command
 
-def command(**defaults: str) -> Callable[[Callable[..., None]], Callable[[], None]]:
-    """Turn a function of these keys into one that takes them from the command line."""
 
-    def decorate(function: Callable[..., None]) -> Callable[[], None]:
+def command(others: Others | None = None, **defaults: str) -> Callable[[Callable[..., int | None]], Callable[[], None]]:
+    """Turn a function of these keys into one that takes them from the command line.
+
+    Arguments that `others` is true for are handed on as a list of that name. What the function returns is the exit
+    code; `--help` shows the text of its module.
+    """
+
+    def decorate(function: Callable[..., int | None]) -> Callable[[], None]:
         def run() -> None:
-            answer(Path(sys.argv[0]).stem, lambda: function(**parse(with_folders(sys.argv[1:]), defaults)))
+            def called() -> None:
+                arguments = with_folders(sys.argv[1:])
+                if {"-h", "--help"} & set(arguments):
+                    print(getattr(getmodule(function), "__doc__", "") or "")
+                    return
+                left = [text for text in arguments if others is not None and others(text)]
+                options = parse([text for text in arguments if text not in left], defaults)
+                code = function(**options) if others is None else function(others=left, **options)
+                if code:
+                    sys.exit(code)
+
+            program = Path(sys.argv[0])
+            answer(program.parent.name if program.stem == "__main__" else program.stem, called)
 
         return run
 

@@ -4,15 +4,15 @@ from functools import partial
 
 import pytest
 import torch
+from helpers import EXPLAINERS
 from layouts import LAYOUTS, SIZE, UNCOVERED, build
 
 from dap_bench import UserError, ViT, load_method
-from dap_bench.config import choices
 from dap_bench.explainers.ar import residual, rollout, row_norm
 from dap_bench.explainers.chefer import _head
 from dap_bench.vit import Layout
 
-METHODS = {name: load_method(name) for name in choices("method")}
+METHODS = {name: load_method(name) for name in EXPLAINERS}
 VARIANTS = {
     "attr, path": partial(METHODS["attr"], path=True, steps=3),
     "attr, final": partial(METHODS["attr"], readout="final"),

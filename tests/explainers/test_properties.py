@@ -3,14 +3,14 @@
 import pytest
 import timm
 import torch
+from helpers import EXPLAINERS
 
 from dap_bench import UserError, ViT, load_method
-from dap_bench.config import choices
 from dap_bench.explainers.ar import discard, residual, rollout, row_norm
 from dap_bench.explainers.base import Explanation, min_max
 from dap_bench.vit import Layout
 
-METHODS = choices("method")
+METHODS = EXPLAINERS
 
 
 @pytest.fixture(scope="module")
