@@ -184,8 +184,11 @@ def instantiate(node: DictConfig, **arguments: Any) -> Any:
     """Make what a config node names in `_target_`; a wrong option or target is the user's to put right."""
     from hydra.errors import InstantiationException
 
+    for key in sorted(OmegaConf.missing_keys(node)):
+        full = node._get_full_key(key)
+        raise UserError(f"Missing mandatory value: {full}; say what it is: {full}=VALUE.")
     try:
-        plain = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+        plain = OmegaConf.to_container(node, resolve=True)
         return hydra.utils.instantiate(OmegaConf.create(undescribed(plain)), **arguments)
     except InstantiationException as error:
         if isinstance(error.__cause__, UserError):

@@ -182,7 +182,7 @@ def test_a_map_of_the_alternative_that_is_not_finite_fails_its_row(shapes):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        ([[1.0]], "returned a list; return an Explanation, or its maps"),
+        ([[1.0]], "returned a list; return an Explanation, or maps"),
         (torch.ones(2, 195), "maps has shape \\[2, 195\\], expected \\[2, 196\\]"),
         (torch.ones(1, 196), "maps has shape \\[1, 196\\], expected \\[2, 196\\]"),
         (torch.ones(2, 196, dtype=torch.long), "maps holds torch.int64, expected floating-point"),
