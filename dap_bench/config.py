@@ -185,8 +185,7 @@ def instantiate(node: DictConfig, **arguments: Any) -> Any:
     from hydra.errors import InstantiationException
 
     for key in sorted(OmegaConf.missing_keys(node)):
-        full = node._get_full_key(key)
-        raise UserError(f"Missing mandatory value: {full}; say what it is: {full}=VALUE.")
+        raise UserError(f"Missing mandatory value: {key}; say what it is: {key}=VALUE.")
     try:
         plain = OmegaConf.to_container(node, resolve=True)
         return hydra.utils.instantiate(OmegaConf.create(undescribed(plain)), **arguments)
