@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dap_bench.data.images import BadImage, decode
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, redacted
 from dap_bench.isolation import global_state, takes
 from dap_bench.metrics.base import Batch
 from dap_bench.vit import ViT
@@ -127,9 +127,8 @@ class Evaluation:
 
 def failure(error: Exception) -> dict[str, Any]:
     """The row of an image that could not be measured; an exception is named with the line that it came from."""
-    if isinstance(error, BadImage):
-        return {"status": "failed", "reason": str(error)}
-    return {"status": "failed", "reason": f"{type(error).__name__}: {error}{_origin(error)}"}
+    said = str(error) if isinstance(error, BadImage) else f"{type(error).__name__}: {error}{_origin(error)}"
+    return {"status": "failed", "reason": redacted(said)}
 
 
 def _origin(error: Exception) -> str:
