@@ -5,7 +5,7 @@ from collections.abc import Callable
 from inspect import getmodule
 
 from dap_bench.config import add_folder
-from dap_bench.errors import UserError
+from dap_bench.errors import Interrupted, UserError
 
 Others = Callable[[str], object]  # whether an argument is meant for something behind the command
 
@@ -30,9 +30,9 @@ def command(others: Others | None = None, **defaults: str) -> Callable[[Callable
             except (UserError, OSError) as error:
                 print(f"{function.__module__}: {error}".removeprefix("__main__: "), file=sys.stderr)
                 sys.exit(2)
-            except KeyboardInterrupt:
-                print("\nstopped.", file=sys.stderr)
-                sys.exit(130)
+            except KeyboardInterrupt as stop:
+                print("\nstopped; repeat the same command to go on.", file=sys.stderr)
+                sys.exit(stop.code if isinstance(stop, Interrupted) else 130)
             if code:
                 sys.exit(code)
 
