@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from dap_bench import runner
-from dap_bench.config import COMPOSING, CONF, check_overrides, sentence
+from dap_bench.config import COMPOSING, CONF, check_overrides, names_of, sentence
 from dap_bench.errors import Interrupted, UserError, redacted
 
 ERRORS = (UserError, *COMPOSING)  # what a user can correct
@@ -21,12 +21,8 @@ ERRORS = (UserError, *COMPOSING)  # what a user can correct
 def cell(cfg: DictConfig) -> None:
     """Run one cell; in a sweep a cell that cannot run does not stop the others."""
     job = HydraConfig.get()
-    names = {name: str(job.runtime.choices[name]) for name in ("model", "method", "sampler", "data")}
-    names["method"] = str(cfg.name or names["method"])
-    if names["model"] == "timm":  # rows should say which one
-        names["model"] = str(cfg.model.tag)
     try:
-        runner.run(cfg, names, _asked(job))
+        runner.run(cfg, names_of(cfg, job.runtime.choices), _asked(job))
     except ERRORS as error:
         if job.mode == RunMode.MULTIRUN:
             logging.getLogger(__name__).error("%s", sentence(error))

@@ -83,7 +83,7 @@ def main(method: str, model: str, data: str, image: str, n: str, device: str, ou
                 pages[name] = str(error)
     subject = ", ".join(names) if len(names) < 4 else f"{len(names)} methods"
     title = f"Audit of {subject} on {model}"
-    where = f"{len(records)} images of {Path(image).name if image else data}"
+    where = f"{len(records)} images" + ("" if image else f" (data={data})")
     versions = f"torch {torch.__version__.split('+')[0]} on {given.images.device.type}, {platform.machine()}"
     print(f"{title}: {where}\n\n{_terminal(pages)}\n\n{_end(pages)}")
     if out:

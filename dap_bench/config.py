@@ -1,8 +1,9 @@
 """Configs, and objects made from them: what `conf/` says is what the command line and a notebook both get."""
 
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache, partial
@@ -47,6 +48,11 @@ def add_folder(folder: str) -> None:
         sys.path.append(str(Path.cwd()))  # where `python -m dap_bench` finds a method of one's own
 
 
+def folders() -> list[str]:
+    """The arguments that name these folders, as seen from here."""
+    return [part for folder in _folders for part in ("--config-dir", os.path.relpath(folder))]
+
+
 def compose(*overrides: str) -> DictConfig:
     """The config that `python -m dap_bench OVERRIDES` would run."""
     check_overrides(overrides)
@@ -55,6 +61,23 @@ def compose(*overrides: str) -> DictConfig:
             return hydra.compose("config", [*_searchpath(), *overrides])
     except COMPOSING as error:
         raise UserError(sentence(error, overrides)) from error
+
+
+def compose_cell(*overrides: str) -> tuple[DictConfig, dict[str, str]]:
+    """The config that `python -m dap_bench OVERRIDES` would run, and the names that its rows would have."""
+    cfg = compose(*overrides)
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        described = hydra.compose("config", [*_searchpath(), *overrides], return_hydra_config=True)
+    return cfg, names_of(cfg, described.hydra.runtime.choices)
+
+
+def names_of(cfg: DictConfig, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """The names that a cell's rows have, by what was chosen of each group."""
+    names = {name: str(chosen[name]) for name in ("model", "method", "sampler", "data")}
+    names["method"] = str(cfg.name or names["method"])
+    if names["model"] == "timm":  # rows should say which one
+        names["model"] = str(cfg.model.tag)
+    return names
 
 
 def choices(group: str) -> list[str]:

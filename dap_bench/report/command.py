@@ -6,7 +6,7 @@ from inspect import getmodule
 from pathlib import Path
 
 from dap_bench.config import add_folder
-from dap_bench.errors import UserError, redacted
+from dap_bench.errors import Interrupted, UserError, redacted
 
 Others = Callable[[str], object]  # whether an argument is meant for something behind the command
 
@@ -46,9 +46,9 @@ def answer(name: str, call: Callable[[], None]) -> None:
     except (UserError, OSError) as error:
         print(f"{name}: {redacted(str(error))}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print(f"\n{name}: stopped.", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as stop:
+        print(f"\n{name}: stopped; repeat the same command to go on.", file=sys.stderr)
+        sys.exit(stop.code if isinstance(stop, Interrupted) else 130)
 
 
 def with_folders(arguments: list[str]) -> list[str]:
