@@ -5,7 +5,7 @@ from dap_bench.explainers.gradcam import gradcam
 
 TOO_DARK = 0.0
 CONTROLS = [name for name in config.choices("method") if "controls" in config.compose(f"method={name}").method._target_]
-EXPLAINERS = [name for name in config.choices("method") if name not in CONTROLS]
+EXPLAINERS = [name for name in config.choices("method") if name not in (*CONTROLS, "maps")]
 
 
 def picky(vit, images, classes, layers=False, **options):

@@ -37,7 +37,7 @@ def maps(
 ) -> Explanation:
     check(vit, images, classes)
     one_of("upsample", upsample, ("bilinear", "nearest", "bicubic"))
-    runner_up = vit.score(images, full=True).topk(2, dim=1).indices[:, 1]
+    _, runner_up = vit.score(images, full=True).topk(2, dim=1).indices.unbind(1)
     read = _reader(path)
     asked = zip(ids, (classes == runner_up).tolist(), strict=True)
     found = [_numbers(read(name), alternative, name, path) for name, alternative in asked]
