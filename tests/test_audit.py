@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 from dap_bench import audit as command
 from dap_bench import load_vit
 from dap_bench.checks import HARD, QUESTIONS, Subject, Yardstick, audit, change, cost, shuffled
+from dap_bench.config import choices
+from dap_bench.data.shapes import draw
 from dap_bench.data.sources import Shapes
 from dap_bench.explainers.ar import ar
 from dap_bench.isolation import Given
@@ -273,8 +276,6 @@ def test_one_method_gives_a_page_with_a_line_per_check(folder, toys, monkeypatch
 
 
 def test_photos_of_ones_own(folder, toys, monkeypatch, capsys):
-    from dap_bench.data.shapes import draw
-
     (folder / "photos").mkdir()
     for index in range(3):
         draw(index)[0].save(folder / "photos" / f"{index}.png")
@@ -301,8 +302,6 @@ def test_photos_of_ones_own(folder, toys, monkeypatch, capsys):
     ],
 )
 def test_mistakes_are_one_sentence(folder, toys, monkeypatch, capsys, arguments, words):
-    from dap_bench.data.shapes import draw
-
     draw(0)[0].save(folder / "photo.png")
     code, out, err = run(monkeypatch, capsys, folder, *arguments)
     assert (code, out) == (2, "")
@@ -314,3 +313,13 @@ def test_help_shows_the_options(monkeypatch, capsys, folder):
     code, out, _ = run(monkeypatch, capsys, folder, "--help")
     assert code == 0
     assert "method=A,B,..." in out
+
+
+@pytest.mark.parametrize("model", ["vit_t", "vit_shapes"])
+def test_the_committed_page_has_every_shipped_method(model):
+    text = (Path(__file__).parents[1] / "results" / "audit.md").read_text()
+    page = text.split(f"# Audit of {len(choices('method'))} methods on {model}\n")[1].split("\n# ")[0]
+    rows = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in page.splitlines() if line.startswith("| ")}
+    assert set(rows) - {"method", "---"} == set(choices("method"))
+    assert [name.strip() for name in rows["method"]] == list(QUESTIONS)
+    assert "**" not in page.split("A value that fails")[0]  # no shipped method fails a hard check
