@@ -14,7 +14,6 @@ dap_bench/checks.py. The exit code is 1 if a map is not finite, most are constan
 from call to call: then no row would mean anything. All else is said, and is the reader's to judge.
 """
 
-import os
 import platform
 import re
 import shlex
@@ -220,5 +219,4 @@ def _write(file: Path, title: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that measures memory talks to the terminal
     main()

@@ -36,6 +36,10 @@ REPEATS = 3  # of which the fastest counts
 Found = tuple[str, str, str]  # what was measured; pass, fail or note; what that means
 
 
+class Undefined(Exception):
+    """A question that has no answer for these maps."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of an audit."""
@@ -88,7 +92,7 @@ class Subject:
         kept = self.alone.isfinite().all(1)
         places = kept.nonzero().flatten().tolist()
         if not places:
-            raise ValueError("no image has a finite map")
+            raise Undefined("no image has a finite map")
         if kept.all():
             return self
         given = self.given
@@ -116,6 +120,15 @@ def change(a: Tensor, b: Tensor) -> Tensor:
     """How far the maps `b` are from `a`, as a share of each map's range [n]."""
     span = a.amax(1) - a.amin(1)
     return (a - b).abs().amax(1) / torch.where(span > 0, span, 1)
+
+
+def _rho(a: Tensor, b: Tensor) -> Tensor:
+    """Rank correlations of the images for which there is one."""
+    values = spearman(a, b)
+    values = values[~values.isnan()]
+    if not len(values):
+        raise Undefined("a constant map has no order of patches")
+    return values
 
 
 # ---------------------------------------------------------------------- the questions
@@ -175,8 +188,8 @@ def of_class(subject: Subject) -> Found:
     other = subject.maps(given=replace(subject.given, classes=subject.runner_up))
     if torch.equal(subject.whole, other):
         return "0", "note", "the map does not depend on the class: it cannot explain a decision between two"
-    value = (1 - _mean(spearman(subject.whole, other))) / 2
-    if not value >= 0.005:
+    value = (1 - _rho(subject.whole, other).mean().item()) / 2
+    if value < 0.005:
         return f"{value:.3f}", "note", "CS of the runner-up: the class hardly changes the order of patches"
     return f"{value:.3f}", "pass", "CS of the runner-up: the map depends on the class (0: same order, 1: opposite)"
 
@@ -196,7 +209,7 @@ def blocks(subject: Subject) -> Found:
 
 
 def _of_weights(subject: Subject, part: str) -> float:
-    return _mean(spearman(subject.whole, subject.maps(shuffled(subject.vit, part))))
+    return _rho(subject.whole, subject.maps(shuffled(subject.vit, part))).mean().item()
 
 
 def shuffled(vit: ViT, part: str) -> ViT:
@@ -215,8 +228,7 @@ def shuffled(vit: ViT, part: str) -> ViT:
 
 
 def precision(subject: Subject) -> Found:
-    values = spearman(subject.finite.whole, subject.finite.in_double)
-    value = values[~values.isnan()].min().item()
+    value = _rho(subject.finite.whole, subject.finite.in_double).min().item()
     if value < 0.99:
         return f"{value:.3f}", "note", "lowest rank correlation of float32 with float64: use explain_precision=fp64"
     return f"{value:.3f}", "pass", "lowest rank correlation of float32 with float64: single precision will do"
@@ -270,7 +282,7 @@ def noise(subject: Subject) -> Found:
 
 def _moved(subject: Subject, images: Tensor, what: str) -> Found:
     maps = subject.maps(given=replace(subject.given, images=images))
-    value, size = _mean(spearman(subject.whole, maps)), change(subject.whole, maps).mean().item()
+    value, size = _rho(subject.whole, maps).mean().item(), change(subject.whole, maps).mean().item()
     says = f"rank correlation when {what}; values change by up to {size:.0%} of their range"
     return f"{value:.2f}", "note" if value < 0.9 else "pass", says
 
@@ -408,19 +420,13 @@ def audit(subject: Subject, tick: Callable[[str], object] = lambda name: None) -
         try:
             value, verdict, says = question(subject)
         except Exception as error:
-            reason = str(error) if isinstance(error, UserError) else failure(error)["reason"]
+            reason = str(error) if isinstance(error, UserError | Undefined) else failure(error)["reason"]
             if name == "finite":  # nothing else could be asked
                 raise UserError(f"these images cannot be explained: {reason}") from error
-            nothing = not subject.alone.isfinite().all(1).any()
-            value, verdict = "-", "fail" if name in HARD and not nothing else "note"
-            says = f"not measured: {'no image has a finite map' if nothing else reason}"
+            verdict = "fail" if name in HARD and not isinstance(error, Undefined) else "note"
+            value, says = "-", f"not measured: {reason}"
         found.append(Check(name, value, verdict, says))
     return found
-
-
-def _mean(values: Tensor) -> float:
-    """Of the images for which it is defined."""
-    return values[~values.isnan()].mean().item()
 
 
 def _small(value: float) -> str:
