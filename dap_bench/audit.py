@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from dap_bench import files
 from dap_bench.checks import HARD, LEGEND, QUESTIONS, Check, Subject, Yardstick, audit
-from dap_bench.config import choices, load_method, load_source, load_vit
+from dap_bench.config import choices, compose, load_method, load_source, load_vit
 from dap_bench.data.images import FORMATS, BadImage, decode
 from dap_bench.data.samplers import non_balanced
 from dap_bench.data.sources.base import Record
@@ -55,7 +55,7 @@ def main(method: str, model: str, data: str, image: str, n: str, device: str, ou
     if not method:
         raise UserError(f"say what to audit: method=NAME, one of {', '.join(choices('method'))}, or method=all.")
     options = _options(others)
-    names = choices("method") if method == "all" else method.split(",")
+    names = _complete() if method == "all" else method.split(",")
     if len(names) > 1 and options["method"]:
         raise UserError(f"method.{next(iter(options['method']))} is an option of one method; name one.")
     methods = {name: load_method(name, **options["method"]) for name in names}
@@ -91,6 +91,11 @@ def main(method: str, model: str, data: str, image: str, n: str, device: str, ou
         _write(path("out", out), title, f"{head}{_markdown(pages)}\n\n{_end(pages)}\n")
         print(f"wrote {out}")
     return 1 if any(isinstance(checks, str) or _failed(checks) for checks in pages.values()) else 0
+
+
+def _complete() -> list[str]:
+    """The methods that need no more than their YAML says."""
+    return [name for name in choices("method") if not OmegaConf.missing_keys(compose(f"method={name}").method)]
 
 
 def _options(texts: list[str]) -> dict[str, dict[str, Any]]:
