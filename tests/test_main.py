@@ -94,21 +94,21 @@ class Patches(Column):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Configs of one's own, with what can be wrong in them."""
-    (tmp_path / "mine.py").write_text(METHODS)
+    (tmp_path / "own_code.py").write_text(METHODS)
     for name, text in {
         "method/broken": "_target_: [a\nx: 'y",
-        "method/raises": "_target_: mine.raises\n_partial_: true",
+        "method/raises": "_target_: own_code.raises\n_partial_: true",
         "method/nothing": "power: 2",
         "method/builtin": "_target_: builtins.print\n_partial_: true",
-        "method/nowhere": "_target_: mine.nowhere\n_partial_: true",
-        "metric/column": "column: {_target_: mine.Column}",
-        "metric/patches": "patches: {_target_: mine.Patches}",
+        "method/nowhere": "_target_: own_code.nowhere\n_partial_: true",
+        "metric/column": "column: {_target_: own_code.Column}",
+        "metric/patches": "patches: {_target_: own_code.Patches}",
     }.items():
         file = tmp_path / "conf" / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
     return ["--config-dir", str(tmp_path / "conf"), "sampler.n=2", "metric=[afs]"]
 
 
@@ -118,10 +118,10 @@ def folder(tmp_path, monkeypatch):
         ("method=broken", "a config is not YAML: .*broken.yaml.*line 2"),
         ("method=nothing", "names no function; its YAML needs _target_: MODULE.FUNCTION"),
         ("method=builtin", "_target_: builtins.print has no source that can be found"),
-        ("method=nowhere", "mine.nowhere"),
+        ("method=nowhere", "own_code.nowhere"),
         ("metric=[column]", r"metric 'column' gave shape \[2, 1\], expected one number per image: \[2\]"),
         ("metric=[patches]", r"metric 'patches' gave shape \[2, 196\], expected one number per image: \[2\]"),
-        ("method=raises", "IndexError: .*mine.py, line 4.*; debug=true shows where"),
+        ("method=raises", "IndexError: .*own_code.py, line 4.*; debug=true shows where"),
     ],
 )
 def test_mistakes_in_configs_and_methods_of_ones_own(command, folder, argument, words):
@@ -134,7 +134,7 @@ def test_mistakes_in_configs_and_methods_of_ones_own(command, folder, argument, 
 def test_debug_raises_what_a_method_raises(command, folder):
     with pytest.raises(IndexError) as raised:
         command(*folder, "method=raises", "debug=true")
-    assert raised.traceback[-1].path.name == "mine.py"
+    assert raised.traceback[-1].path.name == "own_code.py"
 
 
 def test_signed_addresses_and_tokens_are_not_repeated(monkeypatch):

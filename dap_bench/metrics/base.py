@@ -1,5 +1,6 @@
 """What metrics are given, and the arithmetic they share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,15 +28,15 @@ class Metric(Protocol):
     def __call__(self, batch: "Batch") -> Tensor: ...
 
 
-class OfCurve:
+class OfCurve(ABC):
     """A metric that is read off a curve."""
 
     def __call__(self, batch: "Batch") -> Tensor:
         return self.with_curve(batch)[0]
 
+    @abstractmethod
     def with_curve(self, batch: "Batch") -> tuple[Tensor, Tensor | None]:
         """The values [B], and the curve [B,points] where there is one."""
-        raise NotImplementedError
 
 
 @dataclass

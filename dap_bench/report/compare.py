@@ -80,7 +80,7 @@ def _commands(found: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
             ]
             text = shlex.join([*kept, f"method={line['method']}", f"sampler={line['sampler']}"])
         if key in having:  # it has rows, of other metrics
-            text += "  # with metric=paper, after removing the rows it has"
+            text += "  # with metric=paper"
         commands.append(text)
     return commands
 

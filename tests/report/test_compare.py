@@ -120,7 +120,7 @@ def test_what_is_missing_has_its_command(compared):
     assert "python -m dap_bench model=vit_l method=legrad sampler=non_balanced" in text
     # the cells of a model are computed as those that are there were; rows of other metrics are in the way
     assert "\npython -m dap_bench experiment=reference method=legrad sampler=non_balanced\n" in text
-    assert "experiment=reference method=ar sampler=balanced  # with metric=paper, after removing the rows" in text
+    assert "experiment=reference method=ar sampler=balanced  # with metric=paper" in text
     assert (
         "| table1 | ViT-T | Balanced | AttR | Del | 0.112 | 0.130 | 0.125 to 0.135 | 800 | +0.018 | differs |" in text
     )
