@@ -94,6 +94,7 @@ def toys(folder):
 
     yield toys
     sys.path.remove(str(folder))
+    del sys.modules["toys"]
 
 
 @pytest.fixture(scope="module")
