@@ -74,7 +74,14 @@ def test_a_corrupt_image_among_good_ones_changes_no_other(tmp_path, cache):
     assert all(close(found["bad"][sample][key], found["good"][sample][key]) for sample in ok for key in ("cs", "afs"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+STOPS = [
+    pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+    (signal.SIGTERM, 143),
+    pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("number", "code"), STOPS)
 def test_a_signal_to_stop_and_then_the_same_command(tmp_path, cache, number, code):
     """Ctrl-C, a scheduler's preemption, a closed terminal: the batch is finished, and the next start goes on."""
     many = ["sampler.n=60", "batch_size=2"]  # 30 batches: the signal comes long before the last

@@ -13,7 +13,7 @@ from dap_bench import store
 from dap_bench.report.status import progress
 
 ENGINES = [
-    pytest.param(["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], id="joblib"),
+    pytest.param(["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], id="joblib", marks=pytest.mark.slow),
     pytest.param(["hydra/launcher=submitit_local"], id="submitit"),
     pytest.param(
         ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"],
@@ -129,6 +129,7 @@ def test_slurm_gets_one_job_per_cell_with_one_gpu_each(start, whole, tmp_path):
     assert sweep_of(folder) == sweep_of(whole)
 
 
+@pytest.mark.slow
 def test_one_process_per_gpu_shares_a_sweep_by_shards(start, whole, tmp_path):
     both = [start(tmp_path, f"shard={number}/2") for number in (1, 2)]
     errors = [process.communicate(timeout=300)[1] for process in both]

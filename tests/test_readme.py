@@ -80,6 +80,7 @@ def test_your_own_method_from_a_folder_outside_the_project(outside):
     assert "holds in 1 of 1" in run(commands["-m dap_bench.claim"])
 
 
+@pytest.mark.slow
 def test_iterating_on_a_method_costs_what_is_new_and_blocks_no_table(outside):
     """Another number of images, an edited method, a metric more: the tables show the newest."""
     folder, run, commands = outside
@@ -100,6 +101,7 @@ def test_iterating_on_a_method_costs_what_is_new_and_blocks_no_table(outside):
     assert len(store.cells(folder / "trial")) == 1
 
 
+@pytest.mark.slow
 def test_the_audit_of_your_own_method(outside):
     folder, run, commands = outside
     assert "norms" in run(commands["-m dap_bench.audit"])

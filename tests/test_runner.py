@@ -61,6 +61,7 @@ def test_rows_are_what_the_library_gives(tmp_path, cache):
 OTHER_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"}
 
 
+@pytest.mark.slow
 def test_rows_do_not_hang_on_the_instructions_of_the_cpu(tmp_path, cache):
     """With explanations in double precision pixels have the same order everywhere: only scores differ, by rounding."""
     arguments = ["method=dap", "metric=[deletion,insertion,cs]", "sampler.n=6", "device=cpu", "explain_precision=fp64"]
@@ -227,6 +228,7 @@ def test_curves_are_stored_with_their_rows(tmp_path, cache):
         assert sum(row["lda_curve"]) / 5 == pytest.approx(row["lda"], rel=1e-5, nan_ok=True)
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_cell(tmp_path, cache):
     arguments = [*FAST, "method=gradcam", f"cache_dir={cache}"]
     start = [sys.executable, "-m", "dap_bench", *arguments]
@@ -283,7 +285,7 @@ def test_an_explainer_that_raises_on_some_images_fails_only_those(tmp_path, cach
     assert 0 < len(failed) < 12
     for sample, row in rows.items():
         if sample in failed:
-            assert row["reason"] == "ValueError: this picture is too dark (helpers.py, line 10)"
+            assert row["reason"] == "ValueError: this picture is too dark (helpers.py, line 13)"
         else:
             assert close(row["cs"], whole[sample]["cs"])
     # failed rows count as done, until they are asked for again
