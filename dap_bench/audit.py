@@ -31,7 +31,7 @@ from dap_bench.config import choices, compose, load_method, load_source, load_vi
 from dap_bench.data.images import FORMATS, BadImage, decode
 from dap_bench.data.samplers import non_balanced
 from dap_bench.data.sources.base import Record
-from dap_bench.errors import UserError, path, whole
+from dap_bench.errors import UserError, path, require_int
 from dap_bench.isolation import Given
 from dap_bench.report.command import command
 
@@ -59,7 +59,7 @@ def main(method: str, model: str, data: str, image: str, n: str, device: str, ou
     if len(names) > 1 and options["method"]:
         raise UserError(f"method.{next(iter(options['method']))} is an option of one method; name one.")
     methods = {name: load_method(name, **options["method"]) for name in names}
-    whole("n", int(n) if n.isdecimal() else n)
+    require_int("n", int(n) if n.isdecimal() else n)
     vit = load_vit(model, device=device, **options["model"])
     records = _photos(image, int(n)) if image else _drawn(data, options["data"], int(n))
     given, runner_up = _given(vit, records)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from dap_bench.errors import UserError, keep_private, one_of, path, whole
+from dap_bench.errors import UserError, keep_private, one_of, path, require_int
 from dap_bench.hub import resolve_checkpoint as resolve_checkpoint
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError)  # what goes wrong while a config is put together
@@ -250,10 +250,10 @@ def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:
 
 def check(cfg: DictConfig) -> None:
     """The keys that say how to run."""
-    whole("batch_size", cfg.batch_size)
-    whole("workers", cfg.workers)
+    require_int("batch_size", cfg.batch_size)
+    require_int("workers", cfg.workers)
     if cfg.chunk_size is not None:
-        whole("chunk_size", cfg.chunk_size)
+        require_int("chunk_size", cfg.chunk_size)
     one_of("precision", cfg.precision, ("fp32", "tf32", "bf16"))
     one_of("explain_precision", cfg.explain_precision, ("fp32", "fp64"))
     one_of("overwrite", cfg.overwrite, (True, False, "failed"))

@@ -44,7 +44,7 @@ def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
         raise UserError(f"{name} is one of {', '.join(map(str, allowed))}, not {value}.")
 
 
-def whole(name: str, value: object, least: int = 1, most: int = 2**32 - 1) -> None:
+def require_int(name: str, value: object, least: int = 1, most: int = 2**32 - 1) -> None:
     """Raise unless an option is a whole number within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise UserError(f"{name}={value} must be a whole number of at least {least} and at most {most}.")

@@ -27,7 +27,7 @@ def require(repo: str, repo_type: str, instead: str) -> None:
 
     page = f"https://huggingface.co/{'datasets/' if repo_type == 'dataset' else ''}{repo}"
     try:
-        patiently(lambda: HfApi().auth_check(repo, repo_type=repo_type), passing)
+        retry(lambda: HfApi().auth_check(repo, repo_type=repo_type), passing)
     except GatedRepoError as error:
         raise UserError(f"{repo} is gated: accept its terms on {page}, then run `hf auth login`. {instead}") from error
     except RepositoryNotFoundError as error:
@@ -38,16 +38,16 @@ def require(repo: str, repo_type: str, instead: str) -> None:
     except Exception as error:
         if _status(error) in (401, 403):  # the token itself: it is old, or may not read gated repositories
             raise UserError(
-                f"The Hugging Face Hub does not let your token read {repo} ({said(error)}): "
+                f"The Hugging Face Hub does not let your token read {repo} ({one_line(error)}): "
                 f"run `hf auth login` with one that may read gated repositories. {instead}"
             ) from error
         # no network, a proxy, a time-out, a broken answer: the remedy is the same
         raise UserError(
-            f"The Hugging Face Hub cannot be reached for {repo} ({said(error)}); repeat the same command. {instead}"
+            f"The Hugging Face Hub cannot be reached for {repo} ({one_line(error)}); repeat the same command. {instead}"
         ) from error
 
 
-def patiently(ask: Callable[[], Any], again: Callable[[Exception], bool]) -> Any:
+def retry(ask: Callable[[], Any], again: Callable[[Exception], bool]) -> Any:
     """What `ask` gives; after an error of which `again` is true it is asked again, a few times."""
     for pause in PAUSES:
         try:
@@ -67,7 +67,7 @@ def passing(error: Exception) -> bool:
     return not isinstance(error, OSError)  # those are final: offline mode, no such dataset
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An error on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
 

@@ -71,7 +71,7 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = (), s
     if todo:
         files.write_text(results / "samples" / f"{samples.digest}.csv", samples.manifest())
         work = _Work(cfg, names, cell, samples, identified, sweep)
-        cell.describe({**work.info, "turn": turn(cell), "command": command(overrides)})
+        cell.describe({**work.info, "turn": turn(cell), "command": command_line(overrides)})
         # batches are cut before what is done is left out: a resumed run computes the very batches of an undisturbed one
         batches = [mine[at : at + cfg.batch_size] for at in range(0, len(mine), cfg.batch_size)]
         left = work.take_over(todo)
@@ -94,7 +94,7 @@ def turn(cell: store.Cell) -> int:
     return max([own, *(other + 1 for other in turns.values())])
 
 
-def command(overrides: Sequence[str]) -> str:
+def command_line(overrides: Sequence[str]) -> str:
     """The command that computes a cell, without what says only where and how fast."""
     aside = ("shard", "overwrite", "device", "batch_size", "chunk_size", "workers", "cache_dir", "debug")
     kept = [text for text in overrides if text.lstrip("+~").split("=")[0] not in aside]

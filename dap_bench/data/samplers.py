@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
 
-from dap_bench.errors import UserError, whole
+from dap_bench.errors import UserError, require_int
 
 
 def _lowest(kind: str, numbers: Sequence[int], count: int, seed: int) -> list[int]:
@@ -49,4 +49,4 @@ def balanced(labels: Sequence[int], classes: int, per_class: int, seed: int) -> 
 
 def _positive(**counts: int) -> None:
     for name, count in counts.items():
-        whole(f"sampler.{name}", count)
+        require_int(f"sampler.{name}", count)

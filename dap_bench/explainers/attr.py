@@ -16,7 +16,7 @@ so it is without a class token, where f^l averages all patches: the map is then 
 import torch
 from torch import Tensor
 
-from dap_bench.errors import UserError, whole
+from dap_bench.errors import UserError, require_int
 from dap_bench.explainers.ar import FUSIONS, fuse, residual, rollout, row_norm
 from dap_bench.explainers.base import Explanation, check
 from dap_bench.vit import ViT
@@ -38,7 +38,7 @@ def attr(
     check(vit, images, classes, readout=(readout, ("layer", "final")), head_fusion=(head_fusion, FUSIONS))
     if path and readout == "final":
         raise UserError("AttR's path integral needs readout=layer: it looks at one block at a time.")
-    whole("steps", steps)
+    require_int("steps", steps)
     trace = vit.trace(images, grad=["attention"])
     if path:
         gradients = trace.path_gradients(classes, steps)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, pad
 
 from dap_bench.data.images import BadImage
-from dap_bench.errors import UserError, whole
+from dap_bench.errors import UserError, require_int
 from dap_bench.explainers.base import Explanation, check
 from dap_bench.isolation import content, generator
 from dap_bench.vit import ViT
@@ -29,7 +29,7 @@ def random(
     vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, ids: Sequence[str] = (), *, seed: int = 0
 ) -> Explanation:
     check(vit, images, classes)
-    whole("seed", seed, least=0)
+    require_int("seed", seed, least=0)
     names = list(ids) or list(map(content, images))  # a prior is not told the ids
     draws = [torch.rand(vit.patches, generator=generator(f"{name}/{seed}")) for name in names]
     return Explanation(torch.stack(draws).to(images), vit.grid)

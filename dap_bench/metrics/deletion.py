@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dap_bench.errors import one_of, whole
+from dap_bench.errors import one_of, require_int
 from dap_bench.metrics.base import Batch, OfCurve, as_curve
 from dap_bench.metrics.perturbation import Perturbation, area, curve, interior
 
@@ -25,7 +25,7 @@ class Deletion(OfCurve, Perturbation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole("steps", self.steps)
+        require_int("steps", self.steps)
         one_of("auc", self.auc, ("trapezoid", "mean"))
 
     def with_curve(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -34,9 +34,9 @@ class Deletion(OfCurve, Perturbation):
 
     def curve(self, batch: Batch) -> Tensor:
         """p(y) [B,steps+1]."""
-        ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
-        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=blank, into=batch.images)
-        return as_curve([batch.confidence, *middle.unbind(1), self.blank_probability(batch, blank)])
+        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
+        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=baseline, into=batch.images)
+        return as_curve([batch.confidence, *middle.unbind(1), self.baseline_probability(batch, baseline)])
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Insertion(Deletion):
     better: ClassVar[str] = "higher"
 
     def curve(self, batch: Batch) -> Tensor:
-        ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
-        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=batch.images, into=blank)
-        return as_curve([self.blank_probability(batch, blank), *middle.unbind(1), batch.confidence])
+        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
+        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=batch.images, into=baseline)
+        return as_curve([self.baseline_probability(batch, baseline), *middle.unbind(1), batch.confidence])
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class BetweenCurves(Deletion):
 
     def curve(self, batch: Batch) -> Tensor:
         total = self.units(batch)
-        ranks, blank = self.ranks(batch, batch.explanation), self.blank(batch)
+        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
         counts = interior(self.steps, total)
-        most = curve(batch, ranks, counts, of=blank, into=batch.images)
-        least = curve(batch, total - 1 - ranks, counts, of=blank, into=batch.images)
+        most = curve(batch, ranks, counts, of=baseline, into=batch.images)
+        least = curve(batch, total - 1 - ranks, counts, of=baseline, into=batch.images)
         flat = torch.zeros_like(batch.confidence)
         return as_curve([flat, *(least - most).unbind(1), flat])

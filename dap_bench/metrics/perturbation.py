@@ -56,7 +56,7 @@ class Perturbation:
         height, width = batch.vit.image_size
         return height * width if self.unit == "pixel" else batch.vit.patches
 
-    def blank(self, batch: Batch) -> Tensor:
+    def baseline_images(self, batch: Batch) -> Tensor:
         """The baseline's images [B,3,H,W]."""
         images = batch.images
         if self.baseline == "zero":
@@ -67,10 +67,10 @@ class Perturbation:
             return images.mean((2, 3), keepdim=True).expand_as(images)
         return blur(images, self.kernel, self.sigma)
 
-    def blank_probability(self, batch: Batch, blank: Tensor) -> Tensor:
+    def baseline_probability(self, batch: Batch, baseline: Tensor) -> Tensor:
         """p(y) of the baseline's images, once per image whoever asks."""
         key = (self.baseline, self.kernel, self.sigma) if self.baseline == "blur" else (self.baseline,)
-        return batch.once(key, lambda: probabilities(batch, lambda chosen: blank[chosen], len(blank)))
+        return batch.once(key, lambda: probabilities(batch, lambda chosen: baseline[chosen], len(baseline)))
 
 
 def blur(images: Tensor, kernel: int, sigma: float) -> Tensor:

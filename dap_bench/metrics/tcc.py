@@ -27,5 +27,6 @@ class ContributionConsistency(Perturbation):
 
     def __call__(self, batch: Batch) -> Tensor:
         count = top_count(self.fraction, self.units(batch), self.rounding)
-        kept = curve(batch, self.ranks(batch, batch.explanation), [count], of=batch.images, into=self.blank(batch))
+        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
+        kept = curve(batch, ranks, [count], of=batch.images, into=baseline)
         return kept[:, 0] / batch.confidence

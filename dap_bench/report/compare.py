@@ -56,7 +56,7 @@ def compare(summary: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def command(line: pd.Series) -> str:
+def missing_cell_command(line: pd.Series) -> str:
     """What computes a cell of the paper."""
     return f"python -m dap_bench model={line['model']} method={line['method']} sampler={line['sampler']}"
 
@@ -71,7 +71,7 @@ def _commands(found: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
         if pd.notna(line["command"]) and line["command"]:
             commands.append(line["command"])
             continue
-        text = command(line)
+        text = missing_cell_command(line)
         if line["model"] in like:
             kept = [
                 part

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from dap_bench import __version__, files
 from dap_bench.data.images import BadImage, decode
 from dap_bench.errors import UserError
-from dap_bench.report.compare import command, count_verdicts, rank_agreement
+from dap_bench.report.compare import count_verdicts, missing_cell_command, rank_agreement
 from dap_bench.report.layouts import group, labels, ordered
 from dap_bench.report.redraw import Redraw, stored_samples
 from dap_bench.report.rows import CellRows
@@ -186,7 +186,7 @@ def _cell(cell: CellRows) -> dict[str, Any]:
     config = {key: value for key, value in cell.info["config"].items() if key not in ("results_dir", "cache_dir")}
     return {
         **cell.names,
-        "command": cell.info.get("command") or command(pd.Series(cell.names)),
+        "command": cell.info.get("command") or missing_cell_command(pd.Series(cell.names)),
         "config": json.dumps(config, indent=1, sort_keys=True),
     }
 

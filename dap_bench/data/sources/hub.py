@@ -38,11 +38,11 @@ class Hub(Parquet):
         from datasets import load_dataset_builder
 
         try:
-            builder = hub.patiently(lambda: load_dataset_builder(self.repo, revision=self.revision), hub.passing)
+            builder = hub.retry(lambda: load_dataset_builder(self.repo, revision=self.revision), hub.passing)
             data_files = builder.config.data_files or {}
         except Exception as error:  # datasets and the Hub's client raise many kinds
             raise UserError(
-                f"{self.repo} cannot be opened ({hub.said(error)}); repeat the same command, "
+                f"{self.repo} cannot be opened ({hub.one_line(error)}); repeat the same command, "
                 f"or choose another data.revision=COMMIT. {INSTEAD}"
             ) from error
         if self.split not in data_files:
@@ -57,7 +57,7 @@ class Hub(Parquet):
 
         filesystem, path = url_to_fs(file)
         # without a read-ahead cache exactly the asked-for byte ranges travel
-        stream = hub.patiently(lambda: filesystem.open(path, "rb", cache_type="none"), hub.passing)
+        stream = hub.retry(lambda: filesystem.open(path, "rb", cache_type="none"), hub.passing)
         return pq.ParquetFile(stream, pre_buffer=True)
 
     def _index(self, file: str) -> list[Group]:
@@ -92,7 +92,7 @@ class Hub(Parquet):
 def _from_the_hub(file: str, read: Callable[[], Any]) -> Any:
     """What `read` gives; whatever goes wrong on the way from the Hub is a sentence, and nothing half-read is kept."""
     try:
-        return hub.patiently(read, _damaged)
+        return hub.retry(read, _damaged)
     except Exception as error:  # the client's transport errors are not OSErrors
         reason = error.__cause__ if isinstance(error, UserError) else error
         if reason is None:
@@ -101,7 +101,7 @@ def _from_the_hub(file: str, read: Callable[[], Any]) -> Any:
         if _damaged(error):
             problem = "arrived damaged or cut short"
             remedy += ", or take another commit of the dataset: data.revision=COMMIT"
-        raise UserError(f"{file} {problem} ({hub.said(reason)}); {remedy}.") from error
+        raise UserError(f"{file} {problem} ({hub.one_line(reason)}); {remedy}.") from error
 
 
 def _damaged(error: Exception) -> bool:

@@ -7,15 +7,15 @@ from typing import Any
 
 from dap_bench.data import shapes
 from dap_bench.data.sources.base import Record, encode
-from dap_bench.errors import whole
+from dap_bench.errors import require_int
 
 
 class Shapes:
     """Objects drawn on textured backgrounds, with their true masks."""
 
     def __init__(self, size: int = 12_000, seed: int = 0) -> None:
-        whole("data.size", size)
-        whole("data.seed", seed, least=0)
+        require_int("data.size", size)
+        require_int("data.seed", seed, least=0)
         self.size, self.seed = size, seed
 
     def identity(self) -> dict[str, Any]:
