@@ -254,6 +254,7 @@ def check(cfg: DictConfig) -> None:
     require_int("workers", cfg.workers)
     if cfg.chunk_size is not None:
         require_int("chunk_size", cfg.chunk_size)
+    one_of("compile", cfg.compile, (True, False))
     one_of("precision", cfg.precision, ("fp32", "tf32", "bf16"))
     one_of("explain_precision", cfg.explain_precision, ("fp32", "fp64"))
     one_of("overwrite", cfg.overwrite, (True, False, "failed"))

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,16 @@ from dap_bench.metrics.base import Batch
 from dap_bench.vit import ViT
 
 log = logging.getLogger(__name__)
-Loaded = tuple[str, Tensor, Tensor | None]  # the id, the image, where its object is
 HERE = Path(__file__).parent
+
+
+class Loaded(NamedTuple):
+    """A sample as it is measured."""
+
+    id: str
+    image: Tensor  # [3,H,W], normalised
+    mask: Tensor | None  # [H,W] bool, where its object is
+    label: int
 
 
 class Evaluation:
@@ -35,9 +43,11 @@ class Evaluation:
         chunk: int = 16,
         known: dict[Any, Any] | None = None,
         debug: bool = False,
+        companions: Callable[[Sequence[str], int], Tensor] | None = None,
     ) -> None:
         self.vit, self.explain, self.metrics, self.double = vit, explain, metrics, double
         self.chunk, self.known, self.debug = chunk, known if known is not None else {}, debug
+        self.companions = companions  # other images of the sample set for some ids, that many each [B,n,3,H,W]
         self.needs = self._needs(metrics) | ({"masks"} if takes(explain, "masks") else set())
 
     def _needs(self, metrics: Iterable[str]) -> set[str]:
@@ -74,8 +84,9 @@ class Evaluation:
         self, loaded: Sequence[Loaded], metrics: Sequence[str], curves: bool, maps: bool
     ) -> list[dict[str, Any]]:
         start = time.perf_counter()
-        ids, pictures, masks = zip(*loaded, strict=True)
+        ids, pictures, masks, labels = zip(*loaded, strict=True)
         images = torch.stack([picture.to(self.vit.device, non_blocking=True) for picture in pictures])
+        companions = self.companions
         needs = self._needs(metrics)
         batch = Batch.of(
             self.vit,
@@ -84,11 +95,13 @@ class Evaluation:
             layers="layers" in needs,
             double=self.double,
             masks=list(masks),
+            labels=torch.tensor(labels).to(images.device),
+            companions=None if companions is None else lambda count: companions(ids, count).to(images.device),
             chunk=self.chunk,
             ids=list(ids),
             known=self.known,
         )
-        batch.explain_all(alternative="alternative" in needs)
+        batch.explain_all("alternative" in needs, [self.metrics[name] for name in metrics])
         columns: dict[str, list[Any]] = {
             "predicted": batch.predicted.tolist(),
             "alternative": batch.alternative.tolist(),

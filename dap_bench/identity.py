@@ -2,8 +2,9 @@
 
     model     the options and the weights, by content for a local file and by tag for the Hub's
     method    the options, and the source of the explainer with all that it imports
-    metrics   the same for each metric by itself
-    engine    the precisions, the source of what turns images into numbers, the versions of the libraries that do
+    metrics   the same for each metric by itself; of one with `companions`, the sample set these are taken from
+    engine    the precisions, the source of what turns images into numbers, the versions of the libraries that do, and
+              whether it is compiled
     samples   the images, labels and masks, by content
 
 A source counts by its syntax tree: comments, formatting, docstrings and the texts of messages do not change a value,
@@ -70,11 +71,15 @@ def identify(cfg: DictConfig, samples: str, cache: Path | None = None) -> dict[s
     code = {name: Sources.of(node) for name, node in {"model": model, "method": method, **metric}.items()}
     engine = Sources.of({"_target_": f"{ENGINE}.Evaluation"})
     precisions = {key: cfg[key] for key in ("precision", "explain_precision")}
+    precisions |= {"compile": True} if cfg.get("compile") else {}
     libraries = {name: version(name) for name in LIBRARIES.values()}
     return {
         "model": _digest(acting(model), code["model"].digest),
         "method": _digest(acting(method), code["method"].digest),
-        "metrics": {name: _digest(acting(node), code[name].digest) for name, node in metric.items()},
+        "metrics": {
+            name: _digest(acting(node), code[name].digest, *([samples] if "companions" in node else ()))
+            for name, node in metric.items()
+        },
         "engine": _digest(precisions, libraries, engine.digest),
         "samples": samples,
         **precisions,

@@ -84,15 +84,24 @@ def call(explain: Callable[..., Any], vit: ViT, given: Given, layers: bool = Fal
 
 
 def copied(vit: ViT, double: bool = False) -> ViT:
-    """The same model in memory of its own."""
+    """The same model in memory of its own. It is not compiled: that would take longer than what it is for."""
     twin = deepcopy(vit)
+    twin.compile = False
     return twin.double() if double else twin
 
 
 def altered(twin: ViT, vit: ViT) -> bool:
     """Whether a copy of a model is no longer what it was copied from: then it is not used again."""
-    pairs = zip(twin.model.modules(), vit.model.modules(), strict=False)
-    return any(_marks(mine) != _marks(theirs) or _differ(mine, theirs) for mine, theirs in pairs)
+    pairs = list(zip(twin.model.modules(), vit.model.modules(), strict=False))
+    if any(_marks(mine) != _marks(theirs) for mine, theirs in pairs):
+        return True
+    tensors = [[*model.parameters(), *model.buffers()] for model in (twin.model, vit.model)]
+    if [tensor.shape for tensor in tensors[0]] != [tensor.shape for tensor in tensors[1]]:
+        return True
+    both = [(one, other.to(one)) for one, other in zip(*tensors, strict=True)]
+    if all(one.device.type == "cpu" for one, _ in both):
+        return not all(torch.equal(one, other) for one, other in both)
+    return bool(torch.stack([(one != other).any() for one, other in both]).any())  # one question to the device
 
 
 def _marks(module: torch.nn.Module) -> dict[str, Any]:
@@ -100,11 +109,6 @@ def _marks(module: torch.nn.Module) -> dict[str, Any]:
     plain = {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str | tuple)}
     sizes = {name: len(value) for name, value in vars(module).items() if isinstance(value, dict)}
     return {**plain, **sizes, "type": type(module)}
-
-
-def _differ(mine: torch.nn.Module, theirs: torch.nn.Module) -> bool:
-    tensors = ((*module.parameters(recurse=False), *module.buffers(recurse=False)) for module in (mine, theirs))
-    return any(not torch.equal(one, other.to(one)) for one, other in zip(*tensors, strict=True))
 
 
 def generator(sample_id: str) -> torch.Generator:

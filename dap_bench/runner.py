@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from math import isnan
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,9 @@ class Sweep:
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Any, Any]] = {}
+
+    def forget(self) -> None:
+        self._kept.clear()
 
     def get(self, kind: str, settings: Any, make: Callable[[], Any]) -> Any:
         """What was made for the same settings before, or a new one in its place."""
@@ -164,7 +167,7 @@ class _Work:
         from dap_bench.isolation import copied
 
         self.names, self.cell, self.samples, self.kept = names, cell, samples, kept_of(cfg)
-        where = (identified["model"], cfg.device, cfg.precision)
+        where = (identified["model"], cfg.device, cfg.precision, cfg.compile)
         vit = sweep.get(
             "model", where, lambda: configs.instantiate(cfg.model, device=cfg.device, precision=cfg.precision)
         )
@@ -175,10 +178,14 @@ class _Work:
         chunk = cfg.chunk_size or (CHUNK_CUDA if vit.device.type == "cuda" else CHUNK_CPU)
         known = sweep.get("known", (samples.digest, *where), dict)
         double = cfg.explain_precision == "fp64"
-        self.evaluate: Evaluation = Evaluation(copied(vit), explain, metrics, double, chunk, known, cfg.debug)
+        scoring = copied(vit)
+        scoring.compile = cfg.compile
+        self.evaluate: Evaluation = Evaluation(
+            scoring, explain, metrics, double, chunk, known, cfg.debug, self._companions
+        )
         masked = "masks" in self.evaluate.needs
         self.pictures = sweep.get("pictures", (samples.digest, str(vit.transform), masked), dict)
-        self.pin = vit.device.type == "cuda"
+        self.device = vit.device
         self.decoders = ThreadPoolExecutor(cfg.workers)
         self.info = {
             **names,
@@ -209,12 +216,15 @@ class _Work:
         any_ok = done > 0 or any(todo.values())
         title = f"{self.names['model']} {self.names['method']} {self.names['sampler']}"
         bar = tqdm(total=total, initial=done, desc=title, unit=" images", dynamic_ncols=True, smoothing=0.05)
-        with bar, self.decoders, ThreadPoolExecutor(1) as loader, _interruptible() as interrupted:
-            ahead = loader.submit(self._load, batches[0])
+        # the next batch is read and on its way to the device, and the last one's rows are written, beside the model
+        threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        with bar, self.decoders, threads[0] as loader, threads[1] as writer, _interruptible() as interrupted:
+            ahead = loader.submit(self._sent, batches[0])
+            written: Future[None] | None = None
             for number, batch in enumerate(batches):
                 loaded = ahead.result()
                 if number + 1 < len(batches):
-                    ahead = loader.submit(self._load, batches[number + 1])
+                    ahead = loader.submit(self._sent, batches[number + 1])
                 rows = self._rows(batch, loaded, todo)
                 any_ok = any_ok or any(row["status"] == "ok" for row in rows)
                 tried = [row for row, item in zip(rows, loaded, strict=True) if not isinstance(item, BadImage)]
@@ -223,27 +233,61 @@ class _Work:
                         f"none of the first {len(tried)} images could be measured: {tried[0]['reason']}; "
                         "debug=true shows where."
                     )
-                self.cell.write(rows, self.evaluate.metrics)
+                if written is not None:
+                    written.result()  # a disk that is full is known one batch later, and at the end
+                written = writer.submit(self.cell.write, rows, self.evaluate.metrics)
                 for name, values in sums.items():
                     values += [row[name] for row in rows if row["status"] == "ok" and not isnan(row[name])]
                 bar.set_postfix({name: f"{sum(v) / len(v):.3f}" for name, v in sums.items() if v}, refresh=False)
                 bar.update(len(batch))
+                if interrupted or number + 1 == len(batches):
+                    written.result()
                 if interrupted:
                     raise Interrupted(interrupted[0])
 
+    def _sent(self, batch: list[int]) -> "list[tuple[Tensor, Tensor | None] | BadImage]":
+        """A batch with its pictures on the device, or on their way to it. Runs beside the model, in a thread."""
+        import torch
+
+        loaded = self._load(batch)
+        pictures = [item[0] for item in loaded if not isinstance(item, BadImage)]
+        if self.device.type != "cuda" or not pictures:
+            return loaded
+        there = iter(torch.stack(pictures).pin_memory().to(self.device, non_blocking=True))
+        return [item if isinstance(item, BadImage) else (next(there), item[1]) for item in loaded]
+
+    def _companions(self, ids: Sequence[str], count: int) -> "Tensor":
+        """For each image that many others of the sample set, of other classes: the next ones that can be read."""
+        import torch
+
+        found = []
+        for sample in ids:
+            own = self.samples.ids.index(sample)
+            labels = {self.samples.labels[own]}
+            pictures: list[Tensor] = []
+            for index in (*range(own + 1, len(self.samples)), *range(own)):
+                if len(pictures) == count:
+                    break
+                if self.samples.labels[index] in labels:
+                    continue
+                (item,) = self._load([index])
+                if not isinstance(item, BadImage):
+                    labels.add(self.samples.labels[index])
+                    pictures.append(item[0])
+            if len(pictures) < count:
+                raise UserError(f"images of {count + 1} classes are needed, and the draw has {len(labels)}.")
+            found.append(torch.stack(pictures))
+        return torch.stack(found)
+
     def _load(self, batch: list[int]) -> "list[tuple[Tensor, Tensor | None] | BadImage]":
-        """Decoded pictures with their object masks, or why not. Runs beside the model, in a thread."""
+        """Decoded pictures with their object masks, or why not."""
         found = [self.pictures.get(index) for index in batch]
         if any(item is None for item in found):
-            found = list(self.decoders.map(self._decode, *zip(*self.samples.read(batch), strict=True)))
+            found = list(self.decoders.map(self.evaluate.load, *zip(*self.samples.read(batch), strict=True)))
             size = sum(item[0].nbytes for item in found if isinstance(item, tuple))
             if size * len(self.samples) / len(batch) <= PICTURES_IN_MEMORY:
                 self.pictures.update(zip(batch, found, strict=True))
         return found
-
-    def _decode(self, data: bytes, mask: bytes | None) -> "tuple[Tensor, Tensor | None] | BadImage":
-        found = self.evaluate.load(data, mask)
-        return (found[0].pin_memory(), found[1]) if self.pin and not isinstance(found, BadImage) else found
 
     def _rows(
         self,
@@ -251,7 +295,7 @@ class _Work:
         loaded: "list[tuple[Tensor, Tensor | None] | BadImage]",
         todo: dict[int, dict[str, Any]],
     ) -> list[dict[str, Any]]:
-        from dap_bench.evaluation import failure
+        from dap_bench.evaluation import Loaded, failure
 
         measured: dict[int, dict[str, Any]] = {}
         alike: dict[tuple[str, ...] | None, list[tuple[int, Any]]] = {}  # images that lack the same metrics
@@ -261,7 +305,8 @@ class _Work:
             else:
                 alike.setdefault(self._lacking(todo[index]), []).append((index, item))
         for lacking, some in alike.items():
-            images = [(self.samples.ids[index], *item) for index, item in some]
+            ids, labels = self.samples.ids, self.samples.labels
+            images = [Loaded(ids[index], image, mask, labels[index]) for index, (image, mask) in some]
             found = self.evaluate(images, lacking or (), "curves" in self.kept, "maps" in self.kept)
             measured |= {index: row for (index, _), row in zip(some, found, strict=True)}
         return [self._row(index, measured[index], todo[index]) for index in batch]

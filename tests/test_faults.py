@@ -111,6 +111,7 @@ def test_running_out_of_memory_while_scoring(tmp_path, cache, monkeypatch, caplo
         return score(self, images, full)
 
     monkeypatch.setattr(ViT, "score", little_memory)
+    runner.SWEEP.forget()
     tight = values(run(tmp_path / "tight", cache, *SCORED))
     assert "out of memory" in caplog.text
     assert tight.keys() == whole.keys()

@@ -6,7 +6,7 @@
 Each layer is asked what the head would already say after it. The original integrates the gradient along a path on
 which it is constant: what is left of the integral is the factor 0.5 = mean of linspace(0, 1, 20). W is signed, so
 maps can hold a few negative values. `path: true` takes the integral for real, W^l = max_h A^{l,h} times the mean of
-g^{l,h} over `steps` points from no attention to A^{l,h}.
+g^{l,h} over `steps` points from no attention to A^{l,h}. `normalise: false` leaves T^l = W^l + I as it is.
 
 With a class token f^l depends on A^l through its row alone: the other rows of T^l are the identity, and the rollout is
 a recursion over that one row. With `readout: final` (the gradient of the model's own logit) it is a full product, and
@@ -34,6 +34,7 @@ def attr(
     heads: str | int = "all",
     path: bool = False,
     steps: int = 20,
+    normalise: bool = True,
 ) -> Explanation:
     check(vit, images, classes, readout=(readout, ("layer", "final")), head_fusion=(head_fusion, FUSIONS))
     if path and readout == "final":
@@ -51,13 +52,15 @@ def attr(
         weights = [weight.clamp(min=0) for weight in weights]
     layout = trace.layout
     if readout == "final" or layout.leading != 1:
-        maps, layer_maps, each = rollout([row_norm(residual(weight)) for weight in weights], layers, layout)
+        transitions = [residual(weight) for weight in weights]
+        transitions = [row_norm(each) for each in transitions] if normalise else transitions
+        maps, layer_maps, each = rollout(transitions, layers, layout)
         return Explanation(maps, vit.grid, layer_maps, each, signed=not clamp)
     rows: list[Tensor] = []
     single: list[Tensor] = []
     for weight in weights:
         own, others = layout.split(layout.row_of(weight).squeeze(1))
-        total = 1 + own + others.sum(1, keepdim=True)
+        total = 1 + own + others.sum(1, keepdim=True) if normalise else torch.ones_like(own)
         single.append(layout.patches_of(others / total))
         rows.append(single[-1] + (1 + own) / total * rows[-1] if rows else single[-1])
     stacked = (torch.stack(rows, 1), torch.stack(single, 1)) if layers else (None, None)

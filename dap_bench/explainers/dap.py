@@ -16,6 +16,7 @@ Min-max makes some d_i exactly 0, and their literal pairwise rows 0/0. No step l
 is 0 too, so pairwise is computed in its source form. By the same cancellation `target` would be uniform;
 two readings differ from it: `no_renorm` applies d_i after RowNorm, `zero_rows` leaves rows with d_i = 0 empty.
 
+`smooth: true` takes the prior from its heatmap: enlarged to the image's pixels, and averaged over each patch again.
 Where the prior is constant it says nothing: d = 1, the map is AR's, and `fallback` marks the image.
 """
 
@@ -38,11 +39,15 @@ def dap(
     prior: Explainer,
     variant: str = "pairwise",
     target: str = "no_renorm",
+    smooth: bool = False,
 ) -> Explanation:
     check(vit, images, classes, variant=(variant, VARIANTS), target=(target, TARGETS))
     with vit.shared_traces():
-        scores = checked(prior(vit, images, classes), vit.grid, images).on(vit.grid).to(images.device)
+        found = checked(prior(vit, images, classes), vit.grid, images)
         trace = vit.trace(images)
+    if smooth:
+        found = Explanation(found.heatmaps(vit.image_size).flatten(1).to(images), vit.image_size)
+    scores = found.on(vit.grid).to(images.device)
     layout = trace.layout
     constant = scores.amax(1) == scores.amin(1)
     weights = layout.with_prefix(min_max(scores).masked_fill(constant[:, None], 1), 1)  # d [B,N]

@@ -1,7 +1,7 @@
 """What metrics are given, and the arithmetic they share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import floor
@@ -19,7 +19,8 @@ from dap_bench.vit import ViT, double_of
 class Metric(Protocol):
     """A number per image, NaN where it is not defined; `better` is the direction of improvement.
 
-    A metric that is read off a curve has a method `with_curve` too, which gives both.
+    A metric that is read off a curve has a method `with_curve` too, which gives both. One that asks other explainers
+    of the same images has a method `prepare`, which does so while their forward passes can be shared.
     """
 
     better: ClassVar[str]  # "higher" or "lower"
@@ -52,10 +53,13 @@ class Batch:
     layers: bool = False  # should the explanation hold layer maps
     double: bool = False  # explain in double precision
     masks: list[Tensor | None] = field(default_factory=list)  # [H,W] bool, where the object is, if known
+    labels: Tensor | None = None  # [B] the true class, if known
+    companions: Callable[[int], Tensor] | None = None  # that many other images for each, of other classes [B,n,3,H,W]
     chunk: int = 32  # how many perturbed images are scored at a time
     ids: list[Any] = field(default_factory=list)  # names of the images, for `known`
     known: dict[Any, Any] = field(default_factory=dict)  # what is the same for all explainers of these images
-    orders: dict[Any, Tensor] = field(default_factory=dict)  # ranks of pixels, shared by metrics
+    shared: dict[Any, Tensor] = field(default_factory=dict)  # what metrics share: ranks of pixels, baselines
+    references: dict[tuple[int, bool], Explanation] = field(default_factory=dict)  # see `explained_by`
 
     @classmethod
     def of(cls, vit: ViT, explain: Explainer, images: Tensor, **options: Any) -> "Batch":
@@ -77,17 +81,40 @@ class Batch:
             del self._own  # the explainer has changed its copy of the model: take another
         return explained(self.explain, self._own, self._inputs, self.alternative, self.ids, masks=self.masks)
 
-    def explain_all(self, alternative: bool) -> None:
-        """Make the explanations now, from shared traces, and let go of the copy of the model they were made on."""
+    def explain_all(self, alternative: bool, metrics: Iterable[Any] = ()) -> None:
+        """Make the explanations now, from shared traces, and let go of the copy of the model they were made on.
+
+        What `metrics` ask of other explainers comes first: their traces reach furthest.
+        """
         with self._own.shared_traces():
+            self.reference = self._own, self._inputs
+            for metric in metrics:
+                if hasattr(metric, "prepare"):
+                    metric.prepare(self)
+            del self.reference
+            if self.references and altered(self._own, self.vit):
+                del self._own
             _ = self.explanation
             if alternative:
                 _ = self.alternative_explanation
         vars(self).pop("_own", None)
 
-    def explained_by(self, explain: Explainer, classes: Tensor, layers: bool = False) -> Explanation:
-        """The explanation that a metric asks of another explainer, as its reference."""
-        return explained(explain, *self.reference, classes, self.ids, layers, self.masks)
+    def explained_by(self, explain: Explainer, layers: bool = False) -> Explanation:
+        """The explanation of the predicted class that a metric asks of another explainer, as its reference."""
+        key = (id(explain), layers)
+        if key not in self.references:
+            found = explained(explain, *self.reference, self.predicted, self.ids, layers, self.masks)
+            self.references[key] = found
+        return self.references[key]
+
+    def explain_anew(
+        self, images: Tensor | None = None, classes: Tensor | None = None, vit: ViT | None = None
+    ) -> Explanation:
+        """What the explainer says of other versions of the images, of other classes, or on another model."""
+        twin = copied(vit if vit is not None else self.vit, self.double)
+        given = self._inputs if images is None else double_of(images) if self.double else images
+        asked = self.predicted if classes is None else classes
+        return explained(self.explain, twin, given, asked, self.ids, masks=self.masks)
 
     @cached_property
     def reference(self) -> tuple[ViT, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dap_bench.errors import one_of, require_int
 from dap_bench.metrics.base import Batch, OfCurve, as_curve
-from dap_bench.metrics.perturbation import Perturbation, area, curve, interior
+from dap_bench.metrics.perturbation import Perturbation, area, interior
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Deletion(OfCurve, Perturbation):
 
     def curve(self, batch: Batch) -> Tensor:
         """p(y) [B,steps+1]."""
-        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
-        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=baseline, into=batch.images)
-        return as_curve([batch.confidence, *middle.unbind(1), self.baseline_probability(batch, baseline)])
+        ranks = self.ranks(batch, batch.explanation)
+        middle = self.deleting(batch, ranks, interior(self.steps, self.units(batch)))
+        return as_curve([batch.confidence, *middle.unbind(1), self.baseline_probability(batch)])
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Insertion(Deletion):
     better: ClassVar[str] = "higher"
 
     def curve(self, batch: Batch) -> Tensor:
-        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
-        middle = curve(batch, ranks, interior(self.steps, self.units(batch)), of=batch.images, into=baseline)
-        return as_curve([self.baseline_probability(batch, baseline), *middle.unbind(1), batch.confidence])
+        ranks = self.ranks(batch, batch.explanation)
+        middle = self.inserting(batch, ranks, interior(self.steps, self.units(batch)))
+        return as_curve([self.baseline_probability(batch), *middle.unbind(1), batch.confidence])
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,7 @@ class BetweenCurves(Deletion):
 
     def curve(self, batch: Batch) -> Tensor:
         total = self.units(batch)
-        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
-        counts = interior(self.steps, total)
-        most = curve(batch, ranks, counts, of=baseline, into=batch.images)
-        least = curve(batch, total - 1 - ranks, counts, of=baseline, into=batch.images)
+        ranks, counts = self.ranks(batch, batch.explanation), interior(self.steps, total)
+        most, least = self.deleting(batch, ranks, counts), self.deleting(batch, total - 1 - ranks, counts)
         flat = torch.zeros_like(batch.confidence)
         return as_curve([flat, *(least - most).unbind(1), flat])

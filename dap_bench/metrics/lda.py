@@ -72,6 +72,12 @@ class DecisionAlignment(OfCurve):
         one_of("LDA's similarity", self.similarity, tuple(SIMILARITIES))
         one_of("LDA's layers", self.layers, ("all", "all_but_last"))
 
+    def prepare(self, batch: Batch) -> None:
+        if self.reference == "prior_layers" or self.intermediate == "prior":
+            batch.explained_by(self.prior, layers=True)
+        if self.reference == "prior":
+            batch.explained_by(self.prior)
+
     def with_curve(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         maps = self.maps(batch)
         if maps is None:
@@ -97,7 +103,7 @@ class DecisionAlignment(OfCurve):
         return single if self.intermediate == "single" and single is not None else layers
 
     def _prior_layers(self, batch: Batch) -> Tensor:
-        layers = batch.explained_by(self.prior, batch.predicted, layers=True).layers
+        layers = batch.explained_by(self.prior, layers=True).layers
         if layers is None:
             raise UserError("LDA needs a prior with one map per layer here, such as gradcam.")
         return layers
@@ -107,7 +113,7 @@ class DecisionAlignment(OfCurve):
         if self.reference == "prior_layers":
             return self._prior_layers(batch)[:, -depth:].unbind(1)  # of a method that begins later, its own layers
         if self.reference == "prior":
-            return [batch.explained_by(self.prior, batch.predicted).on(batch.vit.grid)] * depth
+            return [batch.explained_by(self.prior).on(batch.vit.grid)] * depth
         if self.reference == "last_attention":
             return raw_attention(batch)[-1:] * depth
         return [batch.explanation.maps] * depth

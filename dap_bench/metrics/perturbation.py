@@ -3,6 +3,9 @@
 A perturbed image takes some pixels from one image and the rest from another. Which ones is said by ranks: pixel i is
 taken when rank_i < count, so an order of relevance and a list of counts describe a whole curve. All (image, count)
 jobs of a batch form one flat stream that is cut into chunks of a bounded size, built on the device and scored.
+
+A curve hangs on the image, the order and the baseline alone: where two methods rank an image's pixels alike, as DAP's
+Uniform variant and AR do, the curve of one is the other's, and is not computed again.
 """
 
 import logging
@@ -19,6 +22,7 @@ from dap_bench.metrics.base import Batch, check_options
 from dap_bench.vit import double_of
 
 BASELINES = ("zero", "black", "mean", "blur")
+CURVES_IN_MEMORY = 100_000  # of some 20 numbers each
 log = logging.getLogger(__name__)
 
 
@@ -44,13 +48,13 @@ class Perturbation:
     def ranks(self, batch: Batch, explanation: Explanation) -> Tensor:
         """Rank of every pixel's unit [B,H*W], 0 the most relevant."""
         key = (id(explanation), self.unit, self.upsample, self.ties, self.seed)
-        if key not in batch.orders:
+        if key not in batch.shared:
             order = order_of(batch.values(explanation, self.unit, self.upsample), self.ties, self.seed)
             places = torch.arange(order.shape[1], dtype=torch.int32, device=order.device).expand_as(order)
             ranks = torch.empty_like(places).scatter_(1, order, places)
             ranks = ranks.to(batch.images.device)
-            batch.orders[key] = ranks if self.unit == "pixel" else ranks[:, patch_of_pixel(batch)]
-        return batch.orders[key]
+            batch.shared[key] = ranks if self.unit == "pixel" else ranks[:, patch_of_pixel(batch)]
+        return batch.shared[key]
 
     def units(self, batch: Batch) -> int:
         height, width = batch.vit.image_size
@@ -58,6 +62,11 @@ class Perturbation:
 
     def baseline_images(self, batch: Batch) -> Tensor:
         """The baseline's images [B,3,H,W]."""
+        if self.baseline_key not in batch.shared:
+            batch.shared[self.baseline_key] = self._baseline_images(batch)
+        return batch.shared[self.baseline_key]
+
+    def _baseline_images(self, batch: Batch) -> Tensor:
         images = batch.images
         if self.baseline == "zero":
             return torch.zeros_like(images)
@@ -67,10 +76,28 @@ class Perturbation:
             return images.mean((2, 3), keepdim=True).expand_as(images)
         return blur(images, self.kernel, self.sigma)
 
-    def baseline_probability(self, batch: Batch, baseline: Tensor) -> Tensor:
+    @property
+    def baseline_key(self) -> tuple[object, ...]:
+        return (self.baseline, self.kernel, self.sigma) if self.baseline == "blur" else (self.baseline,)
+
+    def baseline_probability(self, batch: Batch) -> Tensor:
         """p(y) of the baseline's images, once per image whoever asks."""
-        key = (self.baseline, self.kernel, self.sigma) if self.baseline == "blur" else (self.baseline,)
-        return batch.once(key, lambda: probabilities(batch, lambda chosen: baseline[chosen], len(baseline)))
+
+        def compute() -> Tensor:
+            images = self.baseline_images(batch)
+            return probabilities(batch, lambda chosen: images[chosen], len(images))
+
+        return batch.once(self.baseline_key, compute)
+
+    def deleting(self, batch: Batch, ranks: Tensor, counts: Sequence[int]) -> Tensor:
+        """p(y) [B,counts] with the first pixels taken from the baseline."""
+        baseline = self.baseline_images(batch)
+        return curve(batch, ranks, counts, of=baseline, into=batch.images, key=("deleting", *self.baseline_key))
+
+    def inserting(self, batch: Batch, ranks: Tensor, counts: Sequence[int]) -> Tensor:
+        """p(y) [B,counts] with the first pixels taken from the image, and the others from the baseline."""
+        baseline = self.baseline_images(batch)
+        return curve(batch, ranks, counts, of=batch.images, into=baseline, key=("inserting", *self.baseline_key))
 
 
 def blur(images: Tensor, kernel: int, sigma: float) -> Tensor:
@@ -99,8 +126,18 @@ def patch_of_pixel(batch: Batch) -> Tensor:
     return (row[:, None] * columns + column[None, :]).flatten().to(batch.images.device)
 
 
-def curve(batch: Batch, ranks: Tensor, counts: Sequence[int], of: Tensor, into: Tensor) -> Tensor:
-    """p(y) [B,counts] when the pixels of rank below each count are taken from `of` and the others from `into`."""
+def curve(
+    batch: Batch, ranks: Tensor, counts: Sequence[int], of: Tensor, into: Tensor, key: tuple[object, ...] = ()
+) -> Tensor:
+    """p(y) [B,counts] when the pixels of rank below each count are taken from `of` and the others from `into`.
+
+    A `key` says what these are: the same curve is then computed once in a sweep.
+    """
+    known: dict[object, list[float]] = batch.known.setdefault("curves", {})
+    names = list(zip(batch.ids, _marks(ranks), strict=True)) if key and batch.ids else []
+    keys = [(key, tuple(counts), *name) for name in names]
+    if keys and all(each in known for each in keys):
+        return torch.tensor([known[each] for each in keys], dtype=torch.float64).to(batch.confidence)
     steps = torch.tensor(list(counts), device=ranks.device)
     ranks = ranks.unflatten(1, batch.vit.image_size)
 
@@ -109,12 +146,39 @@ def curve(batch: Batch, ranks: Tensor, counts: Sequence[int], of: Tensor, into: 
         taken = ranks[image] < steps[step, None, None]
         return torch.where(taken[:, None], of[image], into[image])
 
-    return probabilities(batch, build, len(ranks) * len(steps), len(steps)).unflatten(0, (len(ranks), len(steps)))
+    found = probabilities(batch, build, len(ranks) * len(steps), len(steps)).unflatten(0, (len(ranks), len(steps)))
+    known.update(zip(keys, found.tolist() if keys else [], strict=True))
+    while len(known) > CURVES_IN_MEMORY:
+        del known[next(iter(known))]  # the oldest
+    return found
+
+
+def _marks(ranks: Tensor) -> list[tuple[int, ...]]:
+    """128 bits that tell each row of ranks [B,n] from any other."""
+    random = torch.Generator().manual_seed(0)
+    weights = torch.randint(-(2**62), 2**62, (2, ranks.shape[1]), generator=random).to(ranks.device)
+    return [tuple(mark) for mark in (ranks.long()[:, None] * weights).sum(2).tolist()]
+
+
+def probabilities(batch: Batch, build: Callable[[Tensor], Tensor], total: int, per_image: int = 1) -> Tensor:
+    """p(y) [total] of the images that `build` makes for job numbers; job j belongs to image j // per_image."""
+
+    def read(scores: Tensor, image: Tensor) -> Tensor:
+        p = double_of(scores).softmax(1)
+        return p.gather(1, batch.predicted[image][:, None].to(p.device))[:, 0]
+
+    return scored(batch, build, total, read, per_image)
 
 
 @torch.inference_mode()
-def probabilities(batch: Batch, build: Callable[[Tensor], Tensor], total: int, per_image: int = 1) -> Tensor:
-    """p(y) [total] of the images that `build` makes for job numbers; job j belongs to image j // per_image."""
+def scored(
+    batch: Batch,
+    build: Callable[[Tensor], Tensor],
+    total: int,
+    read: Callable[[Tensor, Tensor], Tensor],
+    per_image: int = 1,
+) -> Tensor:
+    """Numbers [total] that `read` takes from the logits of the images that `build` makes, and the images' places."""
     jobs = torch.arange(total, device=batch.images.device)
     found, done = [], 0
     while done < total:
@@ -128,9 +192,7 @@ def probabilities(batch: Batch, build: Callable[[Tensor], Tensor], total: int, p
             log.warning("out of memory: perturbed images are now scored %d at a time", batch.chunk)
             torch.cuda.empty_cache()
             continue
-        classes = batch.predicted[chosen // per_image]
-        p = double_of(scores).softmax(1)
-        found.append(p.gather(1, classes[:, None].to(p.device))[:, 0])
+        found.append(read(scores, chosen // per_image))
         done += len(chosen)
     return torch.cat(found) if found else torch.empty_like(batch.confidence[:0])
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from dap_bench.metrics.base import Batch, check_options, top_count
-from dap_bench.metrics.perturbation import Perturbation, curve
+from dap_bench.metrics.perturbation import Perturbation
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,5 @@ class ContributionConsistency(Perturbation):
 
     def __call__(self, batch: Batch) -> Tensor:
         count = top_count(self.fraction, self.units(batch), self.rounding)
-        ranks, baseline = self.ranks(batch, batch.explanation), self.baseline_images(batch)
-        kept = curve(batch, ranks, [count], of=batch.images, into=baseline)
+        kept = self.inserting(batch, self.ranks(batch, batch.explanation), [count])
         return kept[:, 0] / batch.confidence

@@ -16,7 +16,8 @@ from dap_bench.identity import acting
 
 log = logging.getLogger(__name__)
 CELL = ["data", "sampler", "model", "method"]
-VALUES = ("data", "explain_precision", "method", "metric", "model", "precision", "sampler")  # keys that decide values
+# keys of a config that decide values
+VALUES = ("compile", "data", "explain_precision", "method", "metric", "model", "precision", "sampler")
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class ViT:
             raise UserError(f"precision={precision} is unknown; use one of {', '.join(PRECISIONS)}.")
         self.model: Any = model
         self.precision, self._class_names = precision, class_names
+        self.compile = False  # score by torch.compile
         self.layout: Layout = layout_of(model)
         self._memo: list[tuple[Tensor, Trace]] | None = None
         self._double: tuple[list[tuple[int, int]], ViT] | None = None
@@ -171,9 +172,7 @@ class ViT:
         self._check(images)
         wanted, start = frozenset(grad), self.block_number(start)
         for its_images, known in self._memo or ():
-            reaches = wanted <= known.wanted and (not wanted or known.start <= start)
-            suits = reaches and (known.detached == detach_attention or not wanted) and known.untouched
-            if suits and _same(its_images, images):
+            if known.reaches(wanted, start, detach_attention) and known.untouched and _same(its_images, images):
                 return known
         if self._memo is not None or images.is_inference():
             images = images.clone()  # ours: whoever gave them may write into theirs

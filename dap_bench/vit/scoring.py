@@ -1,7 +1,9 @@
 """Logits as fast as the model can, for metrics: fused attention, inference mode, no more tokens than the head reads."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, proxy
 
 import torch
 from timm.layers import Attention
@@ -10,6 +12,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from dap_bench.errors import UserError
 from dap_bench.vit import tokens as reading
 from dap_bench.vit.frozen import frozen_evaluation
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from dap_bench.vit.model import ViT
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+_compiled: "WeakKeyDictionary[ViT, Callable[[Tensor], Tensor]]" = WeakKeyDictionary()
 
 
 @torch.inference_mode()
@@ -24,8 +28,25 @@ def score(vit: "ViT", images: Tensor, precision: str) -> Tensor:
     """Logits [B,C] in float32 or better."""
     reduced = torch.autocast(vit.device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
     with frozen_evaluation(vit.model, fused=True, tf32=precision == "tf32"), reduced:
-        logits = _leading_tokens_only(vit, images) if shortcut_is_exact(vit) else vit.model(images)
+        logits = _compiled_forward(vit, images) if vit.compile else _forward(vit, images)
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def _forward(vit: "ViT", images: Tensor) -> Tensor:
+    return _leading_tokens_only(vit, images) if shortcut_is_exact(vit) else vit.model(images)
+
+
+def _compiled_forward(vit: "ViT", images: Tensor) -> Tensor:
+    """The same by torch.compile, with the weights as constants and any number of images."""
+    try:
+        if vit not in _compiled:
+            weak = proxy(vit)
+            forward = torch.compile(lambda batch: _forward(weak, batch), dynamic=True, options={"freezing": True})
+            _compiled[vit] = forward
+        return _compiled[vit](images)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(f"compile=true does not work here ({reason}); use compile=false.") from error
 
 
 def shortcut_is_exact(vit: "ViT") -> bool:

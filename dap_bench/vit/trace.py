@@ -67,6 +67,17 @@ class Trace:
         with frozen_evaluation(self.vit.model, fused=False):
             return reading.for_images(self.vit.model, self.vit.layout, self.tokens[-1])
 
+    def reaches(self, wanted: frozenset[str], start: int, detached: bool) -> bool:
+        """Whether this trace has what another would be made for: gradients of `wanted` from block `start` on.
+
+        The graph begins at one tensor and holds all that comes after it, unless attention was cut out of it.
+        """
+        if not wanted:
+            return True
+        if self.detached or detached or not self.wanted:
+            return self.detached == detached and wanted <= self.wanted and self.start <= start
+        return _beginning(self.wanted, self.start) <= _beginning(wanted, start)
+
     def gradients(self, classes: Tensor, of: str, layers: Sequence[int] | None = None) -> list[Tensor]:
         """d z_c / d `of`[l] for each layer, z_c the logit of each image's class. One backward pass for the batch."""
         chosen = [self._kept[of][layer] for layer in layers] if layers is not None else self._kept[of]
@@ -116,6 +127,11 @@ class Trace:
         with torch.enable_grad():
             target = logits.gather(1, classes[:, None]).sum()
         return list(torch.autograd.grad(target, list(of), retain_graph=True, materialize_grads=True))
+
+
+def _beginning(wanted: frozenset[str], start: int) -> tuple[int, int]:
+    """Where a graph begins: the block, and the place in it."""
+    return start, min(map(("tokens", "norm1", "attention").index, wanted))
 
 
 def check_block(block: object, ours: Tensor, its: Tensor) -> None:

@@ -154,4 +154,4 @@ def test_a_metric_may_ask_the_oracle(vit):
     mask = torch.zeros(SIZE, dtype=torch.bool)
     mask[:16, :16] = True
     batch = Batch.of(vit, load_method("centre"), torch.randn(1, 3, *SIZE), masks=[mask])
-    assert batch.explained_by(load_method("oracle"), NONE).maps[0].tolist() == [1.0] + [0.0] * 11
+    assert batch.explained_by(load_method("oracle")).maps[0].tolist() == [1.0] + [0.0] * 11

@@ -48,9 +48,16 @@ def test_nano_equals_the_original(nano, name, which):
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_nano_in_single_precision(nano32, name):
     method, options = ORIGINALS[name]
-    out = load_method(method, **options)(nano32.vit, nano32.images, nano32.classes("pred"))
+    exact = {"dtype": "float64"} if method == "chefer" else {}  # its rules are badly conditioned
+    out = load_method(method, **options, **exact)(nano32.vit, nano32.images, nano32.classes("pred"))
     assert difference(out.maps, nano32(name, "pred").to(out.maps), scale_free="legrad" in name) < 1e-4
     assert not out.maps.requires_grad
+
+
+def test_how_far_chefer_is_off_in_single_precision(nano32):
+    out = load_method("chefer")(nano32.vit, nano32.images, nano32.classes("pred"))
+    off = difference(out.maps, nano32("chefer", "pred").to(out.maps))
+    assert 1e-4 < off < 1e-2  # on real images the order of patches changes too: conf/method/README.md
 
 
 @pytest.mark.parametrize("which", ["pred", "alt"])
