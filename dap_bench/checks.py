@@ -24,6 +24,7 @@ from dap_bench.explainers.ar import ar
 from dap_bench.explainers.base import checked
 from dap_bench.isolation import Given, altered, call, copied, explained, generator, global_state, switches
 from dap_bench.metrics.base import spearman
+from dap_bench.metrics.randomisation import shuffle
 from dap_bench.vit import ViT, double_of
 
 ROUNDING = 1e-3  # change of a map that single precision may make
@@ -220,10 +221,9 @@ def shuffled(vit: ViT, part: str) -> ViT:
     twin, random = copied(vit), torch.Generator().manual_seed(0)
     heads = twin.model.get_classifier()
     modules = twin.blocks if part == "blocks" else heads if isinstance(heads, tuple | list) else [heads]
-    with torch.no_grad():
-        for parameter in (parameter for module in modules for parameter in module.parameters()):
-            order = torch.randperm(parameter.numel(), generator=random).to(parameter.device)
-            parameter.copy_(parameter.flatten()[order].view_as(parameter))
+    for module in modules:
+        for parameter in module.parameters():
+            shuffle(parameter, random)
     return twin
 
 

@@ -5,11 +5,9 @@ import torch
 from layouts import LAYOUTS, SIZE, build
 
 from dap_bench import ViT, load_method, load_metrics
-from dap_bench.config import choices
 from dap_bench.metrics.base import Batch
 
-PRESETS = ("paper", "localisation", "lda_readings", "protocol", "rise", "as_printed")
-METRICS = load_metrics(*(name for name in choices("metric") if name not in PRESETS))
+METRICS = load_metrics("all")
 EXPLAIN = load_method("dap")
 
 
@@ -17,8 +15,13 @@ def measure(vit, images):
     height, width = SIZE
     mask = torch.zeros(height, width, dtype=torch.bool)
     mask[: height // 2, : width // 2] = True
-    batch = Batch.of(vit, EXPLAIN, images, layers=True, masks=[mask] * len(images), chunk=7)
+    given = {"masks": [mask] * len(images), "labels": torch.tensor([2] * len(images)), "companions": companions(images)}
+    batch = Batch.of(vit, EXPLAIN, images, layers=True, chunk=7, **given)
     return {name: metric(batch) for name, metric in METRICS.items()}
+
+
+def companions(images):
+    return lambda count: images.flip(3)[:, None].expand(-1, count, -1, -1, -1)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
