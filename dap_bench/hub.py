@@ -132,6 +132,7 @@ class _Life:
         read = response.iter_raw
 
         def heard(*args: Any, **options: Any) -> Iterator[bytes]:
+            del response.iter_raw  # the class's own again: else answer and function keep each other in memory
             for chunk in read(*args, **options):
                 self.received(len(chunk))
                 yield chunk

@@ -50,12 +50,13 @@ class Fault:
 class HubServer:
     """A context manager that serves what is published.
 
-    `pause` are seconds before every answer; `notice` is called with every answer, before it is sent.
+    `pause` are seconds before every answer, `rate` the bytes a second that a connection gets; `notice` is called with
+    every answer, before it is sent.
     """
 
     def __init__(self):
         self.datasets, self.commits, self.fault, self.log = {}, {}, None, []
-        self.pause, self.notice = 0, lambda _: None
+        self.pause, self.rate, self.notice = 0, float("inf"), lambda _: None
         self._lock, self.closed = threading.Lock(), threading.Event()
         self._servers = [
             ThreadingHTTPServer(("127.0.0.1", 0), type(kind.__name__, (kind,), {"hub": self}))
@@ -153,7 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.what == "drip":
             self.drip(sent)
         elif self.command != "HEAD":
-            self.wfile.write(sent)
+            for at in range(0, len(sent), 2**16):
+                self.wfile.write(sent[at : at + 2**16])
+                self.hub.closed.wait(min(2**16, len(sent) - at) / self.hub.rate)
 
     def drip(self, content, seconds=0.1):
         """Send a piece now and then, until all is well again."""

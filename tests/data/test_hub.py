@@ -3,6 +3,7 @@
 Only the waits before a repeated request are left out.
 """
 
+import gc
 import io
 import logging
 import os
@@ -10,6 +11,7 @@ import random
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -404,7 +406,7 @@ def test_threads_do_not_run_far_ahead_of_who_reads():
         assert item == 0 or release.wait(20)
         return -item
 
-    results = _in_order(work, range(10 * AHEAD))
+    results = _in_order(work, range(10 * AHEAD), 8)
     assert next(results) == 0
     assert len(begun) <= AHEAD
     release.set()
@@ -417,7 +419,7 @@ def test_an_error_ends_the_threads_and_comes_in_its_turn():
             raise UserError("no")
         return item
 
-    results = _in_order(work, range(1000))
+    results = _in_order(work, range(1000), 8)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(UserError, match="no"):
         next(results)
@@ -596,6 +598,40 @@ def test_images_that_drip_are_given_up_and_what_came_before_is_kept(dataset, has
     sentence = dataset.failure(dataset.draw)
     assert "next to nothing" in sentence
     assert dataset.pieces() == LABELLED | {(0, 1), (0, 2), (0, 9)}
+
+
+class Answered:
+    """As much of an answer of the client as is listened to."""
+
+    status_code, headers, has_redirect_location = 200, {}, False
+
+    def iter_raw(self):
+        yield from (b"12", b"345")
+
+
+def test_what_arrives_is_counted_by_who_asked_and_not_kept_in_memory():
+    answer, sizes = Answered(), []
+    alive = weakref.ref(answer)
+    hub._life.listen(answer)
+    with hub.counting(sizes.append):
+        assert b"".join(answer.iter_raw()) == b"12345"
+    assert sizes == [2, 3]
+    gc.disable()
+    try:
+        del answer
+        assert alive() is None  # a row group each: they cannot wait for the garbage collector
+    finally:
+        gc.enable()
+
+
+def test_the_hub_is_waited_for_when_it_says_so():
+    answer = Answered()
+    answer.status_code = 429
+    hub._life.listen(answer)
+    try:
+        assert 290 < hub._life.last - time.monotonic() <= 300
+    finally:
+        hub._life.last = 0
 
 
 def test_what_signs_an_address_is_not_in_the_messages_of_the_client():

@@ -32,7 +32,7 @@ INSTEAD = (
     "data=imagefolder data.path=FOLDER (one folder per class), or model=vit_shapes data=shapes (needs no download)."
 )
 THREADS = 12  # requests at a time
-MEMORY = 2**28  # bytes of row groups at a time, unless one alone has more; ImageNet's have about 10 MB
+MEMORY = 2**27  # bytes of row groups at a time, unless one alone has more; ImageNet's have about 10 MB
 AHEAD = 4 * THREADS  # row groups of which the drawn images may wait for an earlier one
 FOOTER = 2**16  # bytes of a file's end in which its footer is looked for
 IN_MIB: dict[str, Any] = {"unit": "iB", "unit_scale": True, "unit_divisor": 1024}
@@ -86,7 +86,7 @@ class Hub(Parquet):
     @cached_property
     def _groups(self) -> list[Group]:
         files.sweep(self._kept.folder)
-        found = _in_order(self._index, self.files)
+        found = _in_order(self._index, self.files, THREADS)
         bar = tqdm(found, "reading labels", len(self.files), unit=" files", dynamic_ncols=True)
         return [group for groups in bar for group in groups]
 
@@ -278,7 +278,7 @@ def _part(bar: Any, size: int) -> Callable[[int], None]:
     return count
 
 
-def _in_order(work: Callable[[Any], Any], items: Sequence[Any], threads: int = THREADS) -> Iterator[Any]:
+def _in_order(work: Callable[[Any], Any], items: Sequence[Any], threads: int) -> Iterator[Any]:
     """What `work` gives for each item, in their order, by several threads that are not too far ahead."""
     waiting: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(threads) as pool:
