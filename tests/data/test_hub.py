@@ -29,7 +29,9 @@ from hub_server import LIMITED, NEWCOMER, TOKEN, HubServer
 from dap_bench import hub
 from dap_bench.data.samples import frozen
 from dap_bench.data.sources import Hub, Record
+from dap_bench.data.sources import hub as sources_hub
 from dap_bench.data.sources.hub import AHEAD, INSTEAD, _in_order, _part
+from dap_bench.data.sources.parquet import Group
 from dap_bench.errors import UserError
 
 SHARDS, ROWS, GROUP = 3, 12, 4  # shards, images in a shard, images in a row group
@@ -411,6 +413,25 @@ def test_threads_do_not_run_far_ahead_of_who_reads():
     assert len(begun) <= AHEAD
     release.set()
     assert list(results) == [-item for item in range(1, 10 * AHEAD)]
+
+
+@pytest.mark.parametrize(("size", "most"), [(500, 1), (100, 1), (50, 3)])
+def test_large_row_groups_are_fetched_by_fewer_threads(monkeypatch, tmp_path, size, most):
+    monkeypatch.setattr(sources_hub, "MEMORY", 150)
+    now, seen = set(), set()
+
+    def obtain(group, rows, bar):
+        now.add(group.number)
+        seen.add(len(now))
+        time.sleep(0.01)
+        now.remove(group.number)
+        return [group.number]
+
+    source = Hub("some/dataset", "train", cache_dir=str(tmp_path))
+    monkeypatch.setattr(source, "_obtain", obtain)
+    wanted = [(Group("file", number, number, size, [0]), [0]) for number in range(20)]
+    assert list(source._images(wanted)) == [[number] for number in range(20)]
+    assert max(seen) <= most
 
 
 def test_an_error_ends_the_threads_and_comes_in_its_turn():
