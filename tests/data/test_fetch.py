@@ -77,8 +77,6 @@ def test_after_it_the_same_arguments_run_without_the_hub(run, server, tmp_path):
     assert server.log == []
     (cell,) = store.cells(tmp_path / "results" / "runs")
     assert [row["status"] for row in cell.rows()] == ["ok"] * 3
-    code, said, _ = run("dap_bench.fetch", *NON_BALANCED, HF_HUB_OFFLINE="1")  # there is nothing left to fetch
-    assert code == 0
     code, _, errors = run("dap_bench.fetch", *BALANCED, HF_HUB_OFFLINE="1")
     assert code == 2
     assert "offline mode is enabled" in errors.splitlines()[-1]

@@ -604,7 +604,7 @@ def test_a_hub_that_sends_next_to_nothing_is_given_up(dataset, hasty, kind, what
     dataset.server.fail(kind, what, file="data/" if kind == "resolve" else "")
     start = time.monotonic()
     sentence = dataset.failure(dataset.draw)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
     assert "The Hugging Face Hub has sent next to nothing for 0.6 seconds; repeat the same command" in sentence
     assert "HF_HUB_DOWNLOAD_TIMEOUT=1.2" in sentence
     assert dataset.kept() == []
