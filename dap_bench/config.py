@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -69,6 +71,29 @@ def compose_cell(*overrides: str) -> tuple[DictConfig, dict[str, str]]:
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         described = hydra.compose("config", [*_searchpath(), *overrides], return_hydra_config=True)
     return cfg, names_of(cfg, described.hydra.runtime.choices)
+
+
+def sweep(*overrides: str, aside: Sequence[str] = ()) -> list[list[str]]:
+    """The overrides of each cell that `python -m dap_bench -m OVERRIDES` would run, without the keys in `aside`."""
+    check_overrides(overrides)
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+            single = [text for text in overrides if text.startswith("experiment=")]  # brings keys to sweep over
+            described = hydra.compose("config", [*_searchpath(), *single], return_hydra_config=True)
+            params = described.hydra.sweeper.params or {}
+            parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+            given = parser.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *overrides])
+            values: dict[str, list[str]] = {}  # what is said last of a key counts
+            for override in given:
+                key = override.get_key_element()
+                if override.key_or_group.replace("/", ".").split(".")[0] in aside:
+                    continue
+                several = override.is_sweep_override()
+                found = override.sweep_string_iterator() if several else [override.get_value_string()]
+                values[key] = [f"{key}={value}" for value in found]
+            return [list(cell) for cell in product(*values.values())]
+    except COMPOSING as error:
+        raise UserError(sentence(error, overrides)) from error
 
 
 def names_of(cfg: DictConfig, chosen: Mapping[str, Any]) -> dict[str, str]:

@@ -1,16 +1,23 @@
 """Where weights and data come from: a file, or the Hugging Face Hub.
 
-Whether the Hub is there, and whether we may read a repository, is asked once, before anything slow.
+Whether the Hub is there, and whether we may read a repository, is asked once, before anything slow. All that is asked
+of it goes through `retry`, which does not wait for ever: a Hub that sends next to nothing is given up.
 """
 
+import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from dap_bench.errors import UserError, path
+from dap_bench.errors import UserError, path, redacted
 
 PAUSES = (1, 2)  # seconds before asking again; most of the client's own requests have been repeated for longer
+ENOUGH = 2**15  # bytes within the time of our patience that are a sign of life: about 1 KiB a second
+WINDOW = 300  # seconds that the Hub may tell us to wait: its limits are per five minutes
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:
@@ -21,13 +28,18 @@ def resolve_checkpoint(checkpoint: str) -> Path:
 
 
 def require(repo: str, repo_type: str, instead: str) -> None:
-    """Raise a UserError that says what is wrong and what to do `instead`, unless `repo` can be read."""
+    """Raise a UserError that says what is wrong and what to do `instead`, unless `repo` can be read.
+
+    The weights of a model are fetched too, so that whatever goes wrong on their way is said here.
+    """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
     page = f"https://huggingface.co/{'datasets/' if repo_type == 'dataset' else ''}{repo}"
     try:
         retry(lambda: HfApi().auth_check(repo, repo_type=repo_type), passing)
+        if repo_type == "model":
+            retry(lambda: _download(repo, "model.safetensors"), passing)
     except GatedRepoError as error:
         raise UserError(f"{repo} is gated: accept its terms on {page}, then run `hf auth login`. {instead}") from error
     except RepositoryNotFoundError as error:
@@ -36,6 +48,10 @@ def require(repo: str, repo_type: str, instead: str) -> None:
             f"settings) after accepting its terms on {page}. {instead}"
         ) from error
     except Exception as error:
+        if isinstance(error, EntryNotFoundError) and _status(error) == 404:
+            return  # weights in another format: timm knows
+        if isinstance(error, UserError):
+            raise UserError(f"{error} {instead}") from error
         if _status(error) in (401, 403):  # the token itself: it is old, or may not read gated repositories
             raise UserError(
                 f"The Hugging Face Hub does not let your token read {repo} ({one_line(error)}): "
@@ -47,16 +63,29 @@ def require(repo: str, repo_type: str, instead: str) -> None:
         ) from error
 
 
+def _download(repo: str, name: str) -> str:
+    """A whole file, kept by the Hub's client in its own cache."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):  # moves also where bytes do not travel by HTTP
+        def update(self, n: float | None = 1) -> bool | None:
+            _life.received(int(n or 0))
+            return super().update(n)
+
+    return hf_hub_download(repo, name, tqdm_class=Bar)
+
+
 def retry(ask: Callable[[], Any], again: Callable[[Exception], bool]) -> Any:
     """What `ask` gives; after an error of which `again` is true it is asked again, a few times."""
     for pause in PAUSES:
         try:
-            return ask()
+            return _patiently(ask)
         except Exception as error:
             if not again(error):
                 raise
         time.sleep(pause)
-    return ask()
+    return _patiently(ask)
 
 
 def passing(error: Exception) -> bool:
@@ -64,7 +93,7 @@ def passing(error: Exception) -> bool:
     status = _status(error)
     if status:
         return status in (408, 429) or status >= 500
-    return not isinstance(error, OSError)  # those are final: offline mode, no such dataset
+    return not isinstance(error, OSError | UserError)  # those are final: offline mode, no such dataset, our patience
 
 
 def one_line(error: BaseException) -> str:
@@ -75,3 +104,95 @@ def one_line(error: BaseException) -> str:
 def _status(error: Exception) -> int:
     """The status of the Hub's answer, or 0 where there was none."""
     return getattr(getattr(error, "response", None), "status_code", 0)
+
+
+# ---------------------------------------------------------------------- patience
+
+
+class _Life:
+    """When the Hub last gave a sign of life: an answer to its end, or a good part of a long one."""
+
+    def __init__(self) -> None:
+        self.last, self._bytes = 0.0, 0
+        self.thread = threading.local()  # .count: who wants to know how much arrives
+
+    def received(self, size: int) -> None:
+        self._bytes += size
+        if self._bytes >= ENOUGH:
+            self.sign()
+        getattr(self.thread, "count", int)(size)
+
+    def sign(self, wait: float = 0) -> None:
+        self._bytes, self.last = 0, max(self.last, time.monotonic() + wait)
+
+    def listen(self, response: Any) -> None:
+        """What the client calls with every answer, before its body is read."""
+        if response.status_code == 429 or "Retry-After" in response.headers:
+            self.sign(WINDOW)
+        read = response.iter_raw
+
+        def heard(*args: Any, **options: Any) -> Iterator[bytes]:
+            del response.iter_raw  # the class's own again: else answer and function keep each other in memory
+            for chunk in read(*args, **options):
+                self.received(len(chunk))
+                yield chunk
+            if not response.has_redirect_location:
+                self.sign()
+
+        response.iter_raw = heard
+
+
+_life = _Life()
+
+
+@contextmanager
+def counting(count: Callable[[int], Any]) -> Iterator[None]:
+    """Tell `count` the sizes of what arrives for this thread."""
+    _life.thread.count = count
+    try:
+        yield
+    finally:
+        del _life.thread.count
+
+
+def _patiently(ask: Callable[[], Any]) -> Any:
+    """What `ask` gives, unless the Hub falls silent.
+
+    It is asked in a thread, for there is no other end to an answer that comes byte by byte; a daemon, because it is
+    left behind then and must not keep the program from ending.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    def work() -> None:
+        try:
+            done.set_result(ask())
+        except BaseException as error:
+            done.set_exception(error)
+
+    logging.getLogger("huggingface_hub.utils._http").addFilter(_discreet)
+    done: Future[Any] = Future()
+    patience = 3 * constants.HF_HUB_DOWNLOAD_TIMEOUT
+    start = time.monotonic()
+    _listen(get_session())
+    threading.Thread(target=work, daemon=True).start()
+    while not wait([done], 0.5).done:
+        _listen(get_session())  # the client makes itself a new session after some errors
+        if time.monotonic() - max(start, _life.last) > patience:
+            raise UserError(
+                f"The Hugging Face Hub has sent next to nothing for {patience:g} seconds; repeat the same command "
+                f"to go on from here, or be more patient: HF_HUB_DOWNLOAD_TIMEOUT={2 * patience:g} (seconds)."
+            )
+    return done.result()
+
+
+def _listen(session: Any) -> None:
+    hooks = session.event_hooks
+    if _life.listen not in hooks["response"]:
+        session.event_hooks = {**hooks, "response": [*hooks["response"], _life.listen]}
+
+
+def _discreet(record: logging.LogRecord) -> bool:
+    """Leave what signs an address out of the client's messages."""
+    record.msg, record.args = redacted(record.getMessage()), ()
+    return True

@@ -38,8 +38,8 @@ LIBRARIES = {"numpy": "numpy", "PIL": "pillow", "timm": "timm", "torch": "torch"
 COMPOSING = {"hydra", "omegaconf"}  # they make what a config names, and compute nothing
 # modules of ours that decide no value: they check, fetch, compose, store or show
 NEUTRAL = re.compile(
-    r"dap_bench(\.(__main__|audit|checks|claim|compare|config|errors|explain|export|figures|files|hub|identity|reuse"
-    r"|runner|settings|status|store|tables"
+    r"dap_bench(\.(__main__|audit|checks|claim|compare|config|errors|explain|export|fetch|figures|files|hub|identity"
+    r"|reuse|runner|settings|status|store|tables"
     r"|data(\.sa\w+)?|data\.sources(\.\w+)?|report(\.\w+)?))?"
 )
 # options of ours that act only beside a certain value of another one: (option, the other, its values)

@@ -15,6 +15,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -23,7 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from dap_bench import files
 from dap_bench.data.sources.base import Source
@@ -113,7 +114,7 @@ def frozen(
     try:
         cache.mkdir(parents=True, exist_ok=True)
         files.sweep(cache / "samples")
-        with FileLock(cache / f".{key}.lock"):  # of processes that start together one draws, the others wait
+        with _held(FileLock(cache / f".{key}.lock")):  # of processes that start together one draws, the others wait
             samples = _remembered(cache, key)
             if samples is None:
                 samples = _freeze(cache, source, draw)
@@ -128,6 +129,15 @@ def frozen(
         if samples is None:
             raise UserError(f"the sample cache {cache} cannot be written ({error}); set cache_dir=FOLDER.") from error
         return samples
+
+
+def _held(lock: FileLock) -> AbstractContextManager[Any]:
+    """A lock that is held for a block; until it is free may be long, so that is said."""
+    try:
+        return lock.acquire(timeout=1)
+    except Timeout:
+        log.warning("another process is drawing these images into %s; waiting for it", Path(lock.lock_file).parent)
+        return lock.acquire()
 
 
 def _remembered(cache: Path, key: str) -> SampleSet | None:

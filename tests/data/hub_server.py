@@ -7,7 +7,9 @@ storage serves ranges of bytes and is sent no token. Every answer is written dow
 import json
 import re
 import threading
+import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,7 +37,8 @@ class Fault:
     """What goes wrong with requests of a `kind`, for files with `file` in their name, and how many times.
 
     `what` is a status, "drop" (the connection is closed before the end of what was announced), "short" (half of what
-    was asked for is announced and sent) or "whole" (all of the file is sent where a range was asked for).
+    was asked for is announced and sent), "whole" (all of the file is sent where a range was asked for), "silence" (no
+    answer at all), "drip" (the body comes byte by byte) or "drip head" (all of it does).
     """
 
     kind: str
@@ -45,11 +48,16 @@ class Fault:
 
 
 class HubServer:
-    """A context manager that serves what is published."""
+    """A context manager that serves what is published.
+
+    `pause` are seconds before every answer, `rate` the bytes a second that a connection gets; `notice` is called with
+    every answer, before it is sent.
+    """
 
     def __init__(self):
         self.datasets, self.commits, self.fault, self.log = {}, {}, None, []
-        self._lock = threading.Lock()
+        self.pause, self.rate, self.notice = 0, float("inf"), lambda _: None
+        self._lock, self.closed = threading.Lock(), threading.Event()
         self._servers = [
             ThreadingHTTPServer(("127.0.0.1", 0), type(kind.__name__, (kind,), {"hub": self}))
             for kind in (_Hub, _Storage)
@@ -62,12 +70,13 @@ class HubServer:
         return self
 
     def __exit__(self, *_):
+        self.closed.set()
         for server in self._servers:
             server.shutdown()
             server.server_close()
 
     def publish(self, repo, files):
-        """Make a dataset of {path: content}; other content makes another commit."""
+        """Make a repository of {path: content}; other content makes another commit."""
         self.datasets[repo] = files
         self.commits[repo] = sha1(repr([repo, *map(_oid, files.values())]).encode()).hexdigest()
 
@@ -115,6 +124,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
         self.kind, self.repo, self.file = self.understand(unquote(urlsplit(self.path).path))
         self.what = self.hub.fault_of(self.kind, self.file)
+        self.hub.closed.wait(self.hub.pause)
+        if self.what == "silence":
+            return self.drip([b""], 60)
+        if self.what == "drip head":
+            return self.drip(b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 600)
         if isinstance(self.what, int):
             return self.send(self.what, b'{"error": "injected"}', ("Retry-After", "7"))
         return self.reply()
@@ -127,7 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
             body = body[: len(body) // 2]
         dropped = self.what == "drop"
         sent = body[: len(body) // 2] if dropped else body
-        self.hub.record(Answer(self.kind, self.file, status, start, start + len(sent), self.token))
+        answer = Answer(self.kind, self.file, status, start, start + len(sent), self.token)
+        self.hub.record(answer)
+        self.hub.notice(answer)
         self.close_connection = dropped
         if dropped and (self.command == "HEAD" or not body):
             return  # there is no body to break off: no answer at all
@@ -135,8 +151,24 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (*headers, ("Content-Length", len(body))):
             self.send_header(name, str(value))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(sent)
+        if self.what == "drip":
+            self.drip(sent)
+        elif self.command != "HEAD":
+            for at in range(0, len(sent), 2**16):
+                self.wfile.write(sent[at : at + 2**16])
+                self.hub.closed.wait(min(2**16, len(sent) - at) / self.hub.rate)
+
+    def drip(self, content, seconds=0.1):
+        """Send a piece now and then, until all is well again."""
+        self.close_connection, fault = True, self.hub.fault
+        with suppress(OSError):
+            for piece in content:
+                self.wfile.write(piece if isinstance(piece, bytes) else bytes([piece]))
+                self.wfile.flush()
+                end = time.monotonic() + seconds
+                while time.monotonic() < end:
+                    if self.hub.closed.wait(0.05) or self.hub.fault is not fault:
+                        return
 
     def refuse(self, status, words, *headers):
         self.send(status, json.dumps({"error": words}).encode(), ("X-Error-Message", words), *headers)
@@ -146,9 +178,9 @@ class _Hub(_Handler):
     """The Hub's own address: who may read what, what there is, small files, and where the large ones are."""
 
     def understand(self, path):
-        if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/([a-z-]+)(?:/[^/]+)?(?:/(.+))?", path):
+        if found := re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/([a-z-]+)(?:/[^/]+)?(?:/(.+))?", path):
             return found[2], found[1], found[3] or ""
-        if found := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
+        if found := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
             return "resolve", found[1], found[2]
         return "unknown", "", path
 

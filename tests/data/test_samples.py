@@ -4,14 +4,17 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from dap_bench import UserError
 from dap_bench.data.samplers import non_balanced
-from dap_bench.data.samples import frozen
+from dap_bench.data.samples import _held, frozen
 from dap_bench.data.sources import Record, Shapes
 
 
@@ -58,6 +61,25 @@ def test_two_processes_that_start_together_get_the_same_set(tmp_path):
     assert digests == {draw(tmp_path / "another", n=100).digest}
     assert len(list((tmp_path / "samples").iterdir())) == 1
     assert not list(tmp_path.glob(".*.lock"))
+
+
+def test_waiting_for_another_process_is_said(tmp_path, caplog):
+    begun = threading.Event()
+
+    def other():
+        with FileLock(tmp_path / "lock"):
+            begun.set()
+            time.sleep(1.5)
+
+    holder = threading.Thread(target=other)
+    holder.start()
+    assert begun.wait(20)
+    with _held(FileLock(tmp_path / "lock")):
+        holder.join()
+    assert "another process is drawing these images" in caplog.text
+    caplog.clear()
+    with _held(FileLock(tmp_path / "lock")):  # it was released
+        assert caplog.text == ""
 
 
 @pytest.mark.parametrize("harm", ["cut", "swap", "memory"])

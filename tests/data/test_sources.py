@@ -46,13 +46,13 @@ def read(monkeypatch):
     found = []
     groups, batches = pq.ParquetFile.read_row_group, pq.ParquetFile.iter_batches
 
-    def read_row_group(self, number, columns):
+    def read_row_group(self, number, columns, **options):
         found.append((number, *columns))
-        return groups(self, number, columns)
+        return groups(self, number, columns, **options)
 
-    def iter_batches(self, size, row_groups, columns):
+    def iter_batches(self, size, row_groups, columns, **options):
         found.extend((number, *columns) for number in row_groups)
-        return batches(self, size, row_groups, columns)
+        return batches(self, size, row_groups, columns, **options)
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
@@ -321,25 +321,6 @@ def test_shapes_are_drawn_with_their_masks():
     (record,) = Shapes(size=100).fetch([7])
     assert record.id == "shapes-0-000007"
     assert Image.open(io.BytesIO(record.data)).size == Image.open(io.BytesIO(record.mask)).size == (224, 224)
-
-
-def test_streaming_reads_labels_once_and_then_only_the_row_groups_drawn(shards, tmp_path, read, monkeypatch, capsys):
-    """The Hub's addresses replaced by local ones: everything else is the streamed path."""
-    addresses = sorted(f"file://{file}" for file in shards.glob("*.parquet"))
-    monkeypatch.setattr(Hub, "files", addresses)
-    source = Hub("some/dataset", "train", cache_dir=str(tmp_path / "cache"))
-    assert source.labels() == [3, 4, 0, 1, 2, 3, 4]
-    assert sorted(read) == [(0, "label"), (0, "label"), (1, "label"), (1, "label")]
-    read.clear()
-    again = Hub("some/dataset", "train", cache_dir=str(tmp_path / "cache"))
-    assert [(r.id, r.label, r.data == picture(6)) for r in again.fetch([3])] == [("img6.png", 1, True)]
-    assert read == [(0, "image")]
-    size = pq.ParquetFile(shards / "train-00001-of-00002.parquet").metadata.row_group(0)
-    expected = sum(size.column(at).total_compressed_size for at in range(size.num_columns)) / 2**20
-    assert f"downloading 1 row groups, {expected:.1f} MiB" in capsys.readouterr().out
-    (index,) = (tmp_path / "cache" / "labels").iterdir()
-    index.write_bytes(b"damaged")
-    assert Hub("some/dataset", "train", cache_dir=str(tmp_path / "cache")).labels() == [3, 4, 0, 1, 2, 3, 4]
 
 
 def test_the_hub_out_of_reach_names_three_alternatives(monkeypatch):

@@ -75,7 +75,7 @@ class Parquet:
         return [label for group in self._groups for label in group.labels]
 
     def fetch(self, positions: Sequence[int]) -> Iterator[Record]:
-        wanted: dict[int, list[int]] = defaultdict(list)
+        found: dict[int, list[int]] = defaultdict(list)
         starts, total = [], 0
         for group in self._groups:
             starts.append(total)
@@ -84,27 +84,29 @@ class Parquet:
         for position in positions:
             while at + 1 < len(starts) and starts[at + 1] <= position:
                 at += 1
-            wanted[at].append(position - starts[at])
-        self._announce([self._groups[at] for at in wanted])
-        for at, rows in wanted.items():
-            group = self._groups[at]
-            for row, image in zip(rows, self._read(group, rows), strict=True):
+            found[at].append(position - starts[at])
+        wanted = [(self._groups[at], rows) for at, rows in found.items()]
+        for (group, rows), images in zip(wanted, self._images(wanted), strict=True):
+            for row, image in zip(rows, images, strict=True):
                 identifier = image.get("path") or f"{Path(group.file).name}:{group.first + row}"
                 data = image.get("bytes") or b""
                 yield Record(identifier, group.labels[row], data, self._mask(identifier, data))
 
-    def _announce(self, groups: list[Group]) -> None:
-        """A local disk needs no announcement."""
+    def _images(self, wanted: list[tuple[Group, list[int]]]) -> Iterator[list[dict[str, Any]]]:
+        """The images at some rows of some groups, group by group."""
+        return (self._read(group, rows) for group, rows in wanted)
 
-    def _open(self, file: str) -> pq.ParquetFile:
+    def _open(self, file: str, column: str, group: int | None = None) -> pq.ParquetFile:
+        """A file of which a column will be read: all of it, or that of one row group."""
         return pq.ParquetFile(file)
 
     def _read(self, group: Group, rows: list[int]) -> list[dict[str, Any]]:
         """The images at some rows of a group; only a few rows at a time are in memory."""
         try:
             found, first, wanted = [], 0, set(rows)
-            with self._open(group.file) as parquet:
-                for batch in parquet.iter_batches(BATCH, row_groups=[group.number], columns=["image"]):
+            with self._open(group.file, "image", group.number) as parquet:
+                batches = parquet.iter_batches(BATCH, row_groups=[group.number], columns=["image"], use_threads=False)
+                for batch in batches:
                     here = [row - first for row in range(first, first + len(batch)) if row in wanted]
                     found += [batch.column(0)[row].as_py() or {} for row in here]
                     first += len(batch)
@@ -123,14 +125,15 @@ class Parquet:
 
     def _index(self, file: str) -> list[Group]:
         try:
-            with self._open(file) as parquet:
+            with self._open(file, "label") as parquet:
                 schema, metadata = parquet.schema_arrow, parquet.metadata
                 _check_schema(file, schema)
                 groups, first = [], 0
                 for number in range(metadata.num_row_groups):
                     info = metadata.row_group(number)
                     _check_size(file, info)
-                    labels = _labels(file, parquet.read_row_group(number, columns=["label"]).column("label"))
+                    table = parquet.read_row_group(number, columns=["label"], use_threads=False)
+                    labels = _labels(file, table.column("label"))
                     size = sum(info.column(column).total_compressed_size for column in range(info.num_columns))
                     groups.append(Group(file, number, first, size, labels))
                     first += len(labels)
