@@ -17,6 +17,7 @@ from torch.nn.functional import adaptive_avg_pool2d, interpolate
 from dap_bench.errors import UserError, require_int
 from dap_bench.isolation import content, generator
 from dap_bench.metrics.base import Batch
+from dap_bench.vit import double_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class GridPointing:
             raise UserError("grid pointing needs other images of the sample set; use it in a run.")
         cells = self.cells(batch)
         found = batch.explain_anew(mosaics(batch.images, batch.companions(self.companions), cells))
-        positive = found.maps.clamp(min=0).unflatten(1, found.grid)[:, None]
+        positive = double_of(found.maps).clamp(min=0).unflatten(1, found.grid)[:, None]
         pixels = interpolate(positive, batch.vit.image_size, mode="nearest").flatten(1)
         masses = pixels.new_zeros(len(pixels), self.side**2)
         masses.scatter_add_(

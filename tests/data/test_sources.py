@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ from dap_bench import UserError
 from dap_bench.data.samplers import non_balanced
 from dap_bench.data.samples import frozen
 from dap_bench.data.sources import Hub, ImageFolder, Parquet, Shapes
+from dap_bench.data.sources.base import encode
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -118,6 +120,29 @@ def test_shards_without_a_split_in_their_names(tmp_path):
     for number in range(2):
         shard(tmp_path / f"{number:04d}.parquet", [number])
     assert Parquet(str(tmp_path)).labels() == [0, 1]
+
+
+@pytest.mark.parametrize("struct", [False, True])
+def test_a_column_of_masks(tmp_path, struct):
+    """Grey ones have the object where they are not 0, ImageNet-S' colours where red + 256 green is a class."""
+    grey, colours = np.zeros((6, 8), np.uint8), np.zeros((6, 8, 3), np.uint8)
+    grey[1:3, 2:5] = 7
+    colours[0, :3] = (44, 1, 0)  # class 300
+    colours[1, :3] = (1000 % 256, 1000 // 256, 0)  # nobody has looked
+    stored = [encode(Image.fromarray(grey), "PNG"), encode(Image.fromarray(colours), "PNG"), None]
+    column = [None if mask is None else {"bytes": mask, "path": "m"} for mask in stored] if struct else stored
+    picture = encode(Image.new("RGB", (8, 6), (200, 10, 10)), "PNG")
+    images = [{"bytes": picture, "path": f"{at}.png"} for at in range(3)]
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 2], "mask": column}), tmp_path / "a.parquet")
+    one, two, three = Parquet(str(tmp_path / "a.parquet")).fetch([0, 1, 2])
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(one.mask))) == 255, grey > 0)
+    expected = np.zeros((6, 8), bool)
+    expected[0, :3] = True
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(two.mask))) == 255, expected)
+    assert three.mask is None
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 2], "mask": [1, 2, 3]}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match="column mask of int64; expected encoded pictures"):
+        Parquet(str(tmp_path / "b.parquet")).labels()
 
 
 def test_other_boxes_are_another_source(shards):

@@ -44,6 +44,8 @@ class Hub(Parquet):
     What has arrived is kept in `cache_dir`: an interrupted download goes on, and draws share what they share.
     """
 
+    masks = False
+
     def __init__(self, repo: str, split: str, revision: str | None = None, cache_dir: str | None = None) -> None:
         super().__init__(repo, split)
         self.repo, self.revision = repo, revision

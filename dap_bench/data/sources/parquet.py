@@ -12,6 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -23,6 +24,7 @@ from dap_bench.errors import UserError
 
 ORIENTATION = 0x0112  # the EXIF tag
 BATCH = 4  # rows that are decoded at a time
+UNKNOWN = 1000  # ImageNet-S' number of pixels that nobody has looked at
 INFLATED = (16, 2**24)  # images hardly compress: a column larger than 16 x its bytes on disk + 16 MiB is a bomb
 
 
@@ -41,8 +43,11 @@ class Parquet:
     """Parquet shards with the columns `image {bytes, path}` and an integer `label`.
 
     `path` is a folder, a file or a glob pattern; `split` keeps the files named `<split>-...`;
-    `boxes` is a CSV (path,x0,y0,x1,y1 in pixels of the stored image) from which object masks are drawn.
+    `boxes` is a CSV (path,x0,y0,x1,y1 in pixels of the stored image) from which object masks are drawn. A column
+    `mask` of encoded pictures, like `image` or bytes alone, says where the object is by itself: see `_of_object`.
     """
+
+    masks = True  # is a column of masks read
 
     def __init__(self, path: str, split: str | None = None, boxes: str | None = None) -> None:
         self.path, self.split, self.boxes = path, split, boxes
@@ -90,7 +95,8 @@ class Parquet:
             for row, image in zip(rows, images, strict=True):
                 identifier = image.get("path") or f"{Path(group.file).name}:{group.first + row}"
                 data = image.get("bytes") or b""
-                yield Record(identifier, group.labels[row], data, self._mask(identifier, data))
+                mask = _of_object(image["mask"]) if image.get("mask") else self._mask(identifier, data)
+                yield Record(identifier, group.labels[row], data, mask)
 
     def _images(self, wanted: list[tuple[Group, list[int]]]) -> Iterator[list[dict[str, Any]]]:
         """The images at some rows of some groups, group by group."""
@@ -105,10 +111,16 @@ class Parquet:
         try:
             found, first, wanted = [], 0, set(rows)
             with self._open(group.file, "image", group.number) as parquet:
-                batches = parquet.iter_batches(BATCH, row_groups=[group.number], columns=["image"], use_threads=False)
+                columns = [name for name in ("image", "mask") if name in parquet.schema_arrow.names]
+                columns = columns if self.masks else ["image"]
+                batches = parquet.iter_batches(BATCH, row_groups=[group.number], columns=columns, use_threads=False)
                 for batch in batches:
                     here = [row - first for row in range(first, first + len(batch)) if row in wanted]
-                    found += [batch.column(0)[row].as_py() or {} for row in here]
+                    for row in here:
+                        image, *mask = (batch.column(name)[row].as_py() for name in columns)
+                        stored = mask[0] if mask else None
+                        stored = stored.get("bytes") if isinstance(stored, dict) else stored
+                        found.append({**(image or {}), "mask": stored})
                     first += len(batch)
             return found
         except UnicodeDecodeError as error:
@@ -176,6 +188,23 @@ class Parquet:
         return encode(mask, "PNG", exif=exif)
 
 
+def _of_object(data: bytes) -> bytes:
+    """A mask as it is stored, white on the object.
+
+    Grey and palette pictures have anything but 0 there. Colours are ImageNet-S': red + 256 green is the class, 0 the
+    background, 1000 what nobody has looked at.
+    """
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+            values = np.asarray(picture).astype(np.int64)
+    except Exception:  # the sample is reported with its mask when that is decoded
+        return data
+    if values.ndim == 3:
+        values = values[..., 0] + 256 * values[..., 1] if values.shape[2] > 2 else values[..., 0]
+        values = np.where(values == UNKNOWN, 0, values)
+    return encode(Image.fromarray(np.where(values > 0, 255, 0).astype(np.uint8)), "PNG")
+
+
 def _check_schema(file: str, schema: pa.Schema) -> None:
     fields = {field.name: field.type for field in schema}
     image = fields.get("image")
@@ -187,6 +216,10 @@ def _check_schema(file: str, schema: pa.Schema) -> None:
         raise UserError(
             f"{file} has columns ({found}), expected image {{bytes: binary, path: string}} and an integer label."
         )
+    mask = fields.get("mask", pa.binary())
+    inner = {field.name: field.type for field in mask}.get("bytes") if pa.types.is_struct(mask) else mask
+    if inner not in kinds[:2]:
+        raise UserError(f"{file} has a column mask of {mask}; expected encoded pictures, as bytes or like image.")
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
         raise UserError(f"{file} has two columns called {twice.pop()}; write it with one.")
