@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dap_bench import load_method
-from dap_bench.explainers.base import min_max
+from dap_bench.isolation import copied
 from dap_bench.metrics.base import Batch
 from dap_bench.metrics.concentration import Entropy, Gini
 from dap_bench.metrics.max_sensitivity import MaxSensitivity
@@ -30,6 +30,11 @@ def batch(nano32):
     return Batch.of(nano32.vit, load_method("legrad"), images, ids=["a", "b", "c"][: len(images)])
 
 
+def heat(batch, explanation):
+    """Heatmaps [B,1,H,W] in 0..1, as Quantus takes them."""
+    return batch.values(explanation, "pixel").view(-1, 1, *batch.vit.image_size).numpy()
+
+
 def test_roads_imputation_is_grad_cams(nano32):
     road = library("pytorch_grad_cam.metrics.road")
     torch.manual_seed(0)
@@ -45,23 +50,23 @@ def test_roads_imputation_is_grad_cams(nano32):
 def test_road_is_grad_cams(batch, monkeypatch):
     """Their score is a target's output: the probability that ours is. Their shares are percentiles of the heatmap."""
     road, targets = library("pytorch_grad_cam.metrics.road"), library("pytorch_grad_cam.utils.model_targets")
-    monkeypatch.setattr(road.NoisyLinearImputer.__init__, "__defaults__", (0.0,))
+    _, *others = road.NoisyLinearImputer.__init__.__defaults__
+    monkeypatch.setattr(road.NoisyLinearImputer.__init__, "__defaults__", (0.0, *others))  # without noise
     maps = torch.rand(len(batch.images), 224, 224, generator=torch.Generator().manual_seed(1))  # without ties
     given = Batch.of(batch.vit, lambda *_, **__: maps, batch.images)
-    ours = RemoveAndDebias(fractions=(0.2, 0.4, 0.6, 0.8), noise=0.0)(given)
+    ours = RemoveAndDebias(fractions=(0.25, 0.5, 0.75), noise=0.0)(given)
     wanted = [targets.ClassifierOutputSoftmaxTarget(label) for label in batch.predicted.tolist()]
-    theirs = road.ROADCombined([20, 40, 60, 80])(batch.images, maps.numpy(), wanted, batch.vit.model)
+    theirs = road.ROADCombined([25, 50, 75])(batch.images, maps.numpy(), wanted, batch.vit.model)
     assert np.abs(ours.numpy() - theirs).max() < 1e-5
 
 
 def test_max_sensitivity_is_quantus(batch):
     quantus = library("quantus")
-    ours = MaxSensitivity(samples=4)
+    ours = MaxSensitivity(unit="pixel", samples=4)
     noises = [noise.numpy() for noise in ours.noise(batch)]
 
     def explain(model, inputs, targets, **_):
-        found = batch.explain_anew(torch.from_numpy(inputs).float())
-        return min_max(found.maps).numpy()[:, None]
+        return heat(batch, batch.explain_anew(torch.from_numpy(inputs).float()))
 
     theirs = quantus.MaxSensitivity(
         nr_samples=4,
@@ -72,12 +77,11 @@ def test_max_sensitivity_is_quantus(batch):
         display_progressbar=False,
         normalise=False,
     )
-    first = min_max(batch.explanation.maps).numpy()[:, None]
     found = theirs(
         model=batch.vit.model,
         x_batch=batch.images.numpy(),
         y_batch=batch.predicted.numpy(),
-        a_batch=first,
+        a_batch=heat(batch, batch.explanation),
         explain_func=explain,
         channel_first=True,
     )
@@ -89,17 +93,15 @@ def test_randomisation_is_quantus(batch, monkeypatch):
     quantus = library("quantus")
     from quantus.helpers.model.pytorch_model import PyTorchModel
 
-    ours = Randomisation()
-    models = iter(list(_snapshots(ours, batch.vit)))
-    current = {}
+    ours = Randomisation(unit="pixel")
+    models = [copied(model) for model in ours.models(batch.vit)]
+    known = {id(vit.model): vit for vit in models}
 
     def generate(self, order="top_down", seed=42):
-        for number, model in enumerate(models):
-            current["vit"] = model
-            yield f"part {number}", model.model
+        yield from ((f"part {number}", vit.model) for number, vit in enumerate(models))
 
     def explain(model, inputs, targets, **_):
-        return min_max(batch.explain_anew(vit=current.get("vit")).maps).numpy()[:, None]
+        return heat(batch, batch.explain_anew(vit=known.get(id(model))))
 
     monkeypatch.setattr(PyTorchModel, "get_random_layer_generator", generate)
     theirs = quantus.MPRT(
@@ -114,27 +116,22 @@ def test_randomisation_is_quantus(batch, monkeypatch):
         model=batch.vit.model,
         x_batch=batch.images.numpy(),
         y_batch=batch.predicted.numpy(),
-        a_batch=min_max(batch.explanation.maps).numpy()[:, None],
+        a_batch=heat(batch, batch.explanation),
         explain_func=explain,
         channel_first=True,
     )
-    assert np.abs(np.array(found) - ours(batch).numpy()).max() < 1e-5
-
-
-def _snapshots(metric, vit):
-    from dap_bench.isolation import copied
-
-    for model in metric.models(vit):
-        yield copied(model)
+    depths = len(models)
+    expected = (1 + depths * ours(batch).numpy()) / (depths + 1)  # Quantus counts the model as it was among the depths
+    assert np.abs(np.array(found) - expected).max() < 1e-5
 
 
 def test_gini_and_entropy_are_quantus(batch):
     quantus = library("quantus")
-    values = min_max(batch.explanation.maps).numpy()[:, None].astype(np.float64)
+    values = heat(batch, batch.explanation)
     given = {"model": batch.vit.model, "x_batch": batch.images.numpy(), "y_batch": batch.predicted.numpy()}
     options = {"normalise": False, "disable_warnings": True, "display_progressbar": False}
     gini = quantus.Sparseness(**options)(**given, a_batch=values, channel_first=True)
     entropy = quantus.Complexity(**options)(**given, a_batch=values, channel_first=True)
-    assert np.abs(np.array(gini) - Gini(unit="patch")(batch).numpy()).max() < 1e-5
-    ours = Entropy(unit="patch")(batch).numpy() * math.log(values[0].size)
+    assert np.abs(np.array(gini) - Gini()(batch).numpy()).max() < 1e-5
+    ours = Entropy()(batch).numpy() * math.log(values[0].size)
     assert np.abs(np.array(entropy) - ours).max() < 1e-5
