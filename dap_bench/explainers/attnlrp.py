@@ -8,10 +8,11 @@
     y = softmax(x)                          as it is                            Taylor expansion at x
     y = W x + bias                          as it is, or the gamma rule
 
-Relevance is input times gradient everywhere, so these changes are all it takes. What the pixels receive and what softmax
-and biases absorb add up to the logit. `attention: cp` is CP-LRP (Ali et al., 2022): attention is a constant, and values
-receive everything. The authors find the plain rule noisy on ViTs and search a gamma for each model: contributions with
-the sign of their output count 1 + gamma times, in linear layers (gamma) and in the patch embedding (gamma_patches).
+Relevance is input times gradient everywhere, so these changes are all it takes. What the pixels receive and what
+softmax and biases absorb add up to the logit. `attention: cp` is CP-LRP (Ali et al., 2022): attention is a constant,
+and values receive everything. The authors find the plain rule noisy on ViTs and search a gamma for each model:
+contributions with the sign of their output count 1 + gamma times, in linear layers (gamma) or in the patch embedding
+(gamma_patches).
 
 The rules are hooks, gone afterwards. Halving the gradient at A and again before the projection gives V a half, Q and K
 a quarter each; norms and rotations in between are linear, and relative positions absorb their part as biases do.

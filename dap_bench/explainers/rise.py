@@ -64,5 +64,6 @@ def _places(shifts: Tensor, side: int, cells: int) -> Tensor:
     """How much of each cell a pixel has along one side [n,side,cells], for shifts of 0..1 cells."""
     cell = ceil(side / cells)
     pixels = torch.arange(side) + (shifts * cell).floor()[:, None] + 0.5
-    places = (pixels * cells / ((cells + 1) * cell) - 0.5).clamp(0, cells - 1)
+    places = (pixels * cells / ((cells + 1) * cell) - 0.5).abs()
+    places = (cells - 1 - (cells - 1 - places).abs()).clamp(min=0)  # mirrored at both ends, as in the original
     return (1 - (places[:, :, None] - torch.arange(cells)).abs()).clamp(min=0)

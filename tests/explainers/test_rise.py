@@ -2,10 +2,10 @@
 
 from math import ceil
 
+import numpy as np
 import pytest
 import torch
 from layouts import SIZE, build
-from torch.nn.functional import interpolate
 
 from dap_bench import ViT, load_method
 from dap_bench.explainers.rise import CHUNK, draw
@@ -29,15 +29,18 @@ def all_masks(*arguments):
 
 
 def test_masks_are_enlarged_cells_cut_at_a_random_place():
-    """Each mask again: cells drawn, enlarged as torch does to one cell more than the image, and cropped."""
-    cells, masks = 5, all_masks(70, 5, 0.4, 3, SIZE)
-    numbers = torch.rand(70, 27, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    high, wide = (ceil(side / cells) for side in SIZE)
-    for mask, (down, across, *shown) in zip(masks, numbers.tolist(), strict=True):
-        grid = torch.tensor([float(number < 0.4) for number in shown], dtype=torch.float64).view(1, 1, cells, cells)
-        large = interpolate(grid, ((cells + 1) * high, (cells + 1) * wide), mode="bilinear", align_corners=False)[0, 0]
-        top, left = int(down * high), int(across * wide)
-        torch.testing.assert_close(mask, large[top : top + SIZE[0], left : left + SIZE[1]])
+    """Each mask again: cells drawn, mirrored at the border, read off between their centres, and shifted."""
+    cells, masks = 5, all_masks(40, 5, 0.4, 3, SIZE)
+    numbers = torch.rand(40, 27, generator=torch.Generator().manual_seed(3), dtype=torch.float64).numpy()
+    centres = np.arange(-1, cells + 1)
+    for mask, (down, across, *shown) in zip(masks, numbers, strict=True):
+        grid = np.pad((np.array(shown) < 0.4).astype(float).reshape(cells, cells), 1, mode="reflect")
+        for axis, shift in enumerate((down, across)):
+            cell = ceil(SIZE[axis] / cells)
+            pixels = np.arange(SIZE[axis]) + int(shift * cell) + 0.5
+            places = pixels / ((cells + 1) * cell) * cells - 0.5
+            grid = np.apply_along_axis(lambda line, at=places: np.interp(at, centres, line), axis, grid)
+        torch.testing.assert_close(mask, torch.from_numpy(grid))
 
 
 def test_a_mask_depends_on_the_seed_and_its_number_alone():
