@@ -10,7 +10,7 @@ PIXELS = ("attnlrp", "input_x_gradient", "integrated_gradients", "rise", "smooth
 FEW = {  # steps that are enough where only properties are looked at
     "beyond_intuition": {"steps": 3},
     "integrated_gradients": {"steps": 3},
-    "rise": {"masks": 40, "cells": 3},
+    "rise": {"samples": 40, "cells": 3},
     "smoothgrad": {"samples": 3},
 }
 

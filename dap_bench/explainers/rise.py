@@ -6,8 +6,9 @@ A mask M is a grid of `cells` x `cells` draws, 1 with probability p and 0 otherw
 size and one cell more in each direction, and cut to the image at a random place. What it hides is zero after
 normalisation: grey. Only the model's probabilities are looked at, at the price of N forward passes.
 
-All images have the same masks, as in the original, and mask k is the same for every N: it depends on `seed` alone. The
-map is of pixels; there are no layers.
+All images have the same masks, as in the original, and mask k is the same for every N: it depends on `seed` alone. N is
+called `samples`: an explainer that names a parameter `masks` is told where the objects are. The map is of pixels; there
+are no layers.
 """
 
 from collections.abc import Iterator
@@ -30,31 +31,31 @@ def rise(
     classes: Tensor,
     layers: bool = False,
     *,
-    masks: int = 4000,
+    samples: int = 4000,
     cells: int = 7,
     probability: float = 0.5,
     seed: int = 0,
 ) -> Explanation:
     check(vit, images, classes)
-    for name, value, least in (("masks", masks, 1), ("cells", cells, 1), ("seed", seed, 0)):
+    for name, value, least in (("samples", samples, 1), ("cells", cells, 1), ("seed", seed, 0)):
         require_int(name, value, least)
     if not 0 < probability <= 1:
         raise UserError(f"probability={probability} must be above 0 and at most 1: the share of cells that is shown.")
     vit._check(images)
     maps = torch.zeros_like(images[:, 0]).flatten(1)
-    for drawn in draw(masks, cells, probability, seed, vit.image_size):
+    for drawn in draw(samples, cells, probability, seed, vit.image_size):
         drawn = drawn.to(images)
         for at, image in enumerate(images):  # one by one: a batch gives the maps of its images
             scores = vit.score(image * drawn[:, None], full=True).softmax(1)
             maps[at] += scores[:, classes[at]] @ drawn.flatten(1)
-    return Explanation(maps / (masks * probability), vit.image_size)
+    return Explanation(maps / (samples * probability), vit.image_size)
 
 
-def draw(masks: int, cells: int, probability: float, seed: int, size: tuple[int, int]) -> Iterator[Tensor]:
-    """Masks [CHUNK,H,W] until there are `masks` of them."""
+def draw(samples: int, cells: int, probability: float, seed: int, size: tuple[int, int]) -> Iterator[Tensor]:
+    """Masks [CHUNK,H,W] until there are `samples` of them."""
     generator = torch.Generator().manual_seed(seed)
-    for done in range(0, masks, CHUNK):
-        numbers = torch.rand(min(CHUNK, masks - done), cells**2 + 2, generator=generator, dtype=torch.float64)
+    for done in range(0, samples, CHUNK):
+        numbers = torch.rand(min(CHUNK, samples - done), cells**2 + 2, generator=generator, dtype=torch.float64)
         shown = (numbers[:, 2:] < probability).double().unflatten(1, (cells, cells))
         rows, columns = (_places(numbers[:, axis], side, cells) for axis, side in enumerate(size))
         yield rows @ shown @ columns.transpose(1, 2)

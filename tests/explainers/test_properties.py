@@ -8,6 +8,7 @@ from helpers import EXPLAINERS, PIXELS, quick
 from dap_bench import UserError, ViT, load_method
 from dap_bench.explainers.ar import discard, residual, rollout, row_norm
 from dap_bench.explainers.base import Explanation, min_max
+from dap_bench.isolation import content, explained
 from dap_bench.vit import Layout
 
 METHODS = EXPLAINERS
@@ -52,6 +53,16 @@ def test_a_batch_gives_the_maps_of_its_images_one_by_one(toy, method):
             assert one.layers is None
             continue
         torch.testing.assert_close(one.layers[0], whole.layers[at], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_gives_the_maps_of_a_plain_call(toy, method):
+    """Ids and masks are given to those that name them: no option of another kind may have these names."""
+    vit, images, classes = toy
+    ids = [content(image) for image in images]
+    masks = [torch.zeros(64, 48, dtype=torch.bool)] * 4
+    run = explained(quick(method), vit, images, classes, ids, masks=masks)
+    torch.testing.assert_close(run.maps, quick(method)(vit, images, classes).maps)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - set(PIXELS)))
@@ -441,7 +452,7 @@ def test_an_option_with_a_wrong_value(toy, method, option):
         ("smoothgrad", {"noise": -0.1}),
         ("attnlrp", {"gamma": -1}),
         ("attnlrp", {"gamma_patches": float("nan")}),
-        ("rise", {"masks": 0}),
+        ("rise", {"samples": 0}),
         ("rise", {"cells": True}),
         ("rise", {"probability": 0}),
         ("rise", {"probability": 1.5}),

@@ -57,13 +57,13 @@ def test_of_one_cell_by_hand(vit, images):
     """One cell shows everything or nothing: the map is p(y|x) times the share of the masks that show, over p."""
     shown = all_masks(50, 1, 0.25, 0, SIZE)[:, 0, 0]
     assert set(shown.tolist()) == {0.0, 1.0}
-    out = load_method("rise", masks=50, cells=1, probability=0.25)(vit, images, CLASSES)
+    out = load_method("rise", samples=50, cells=1, probability=0.25)(vit, images, CLASSES)
     p = vit.score(images).softmax(1).gather(1, CLASSES[:, None])
     torch.testing.assert_close(out.maps, (p * shown.mean() / 0.25).expand(2, SIZE[0] * SIZE[1]))
 
 
 def test_with_everything_shown_the_map_is_the_probability(vit, images):
-    out = load_method("rise", masks=3, cells=2, probability=1.0)(vit, images, CLASSES)
+    out = load_method("rise", samples=3, cells=2, probability=1.0)(vit, images, CLASSES)
     p = vit.score(images).softmax(1).gather(1, CLASSES[:, None])
     torch.testing.assert_close(out.maps, p.expand_as(out.maps))
     assert out.grid == SIZE
@@ -71,7 +71,7 @@ def test_with_everything_shown_the_map_is_the_probability(vit, images):
 
 def test_the_map_is_the_weighted_mean_of_its_masks(vit, images):
     masks = all_masks(40, 3, 0.5, 7, SIZE)
-    out = load_method("rise", masks=40, cells=3, seed=7)(vit, images, CLASSES).maps
+    out = load_method("rise", samples=40, cells=3, seed=7)(vit, images, CLASSES).maps
     for at, label in enumerate(CLASSES.tolist()):
         expected = 0
         for mask in masks:
@@ -84,7 +84,7 @@ def test_it_finds_the_one_patch_that_matters():
     vit = ViT(build("plain").eval()).double()
     vit.score = lambda x, full: torch.stack([x[:, 0, 20, 20].log(), (1 - x[:, 0, 20, 20]).log()], 1)
     image = torch.ones(1, 3, *SIZE, dtype=torch.float64)
-    maps = load_method("rise", masks=3000, cells=4)(vit, image, CLASSES[:1]).maps.unflatten(1, SIZE)[0]
+    maps = load_method("rise", samples=3000, cells=4)(vit, image, CLASSES[:1]).maps.unflatten(1, SIZE)[0]
     masks = all_masks(3000, 4, 0.5, 0, SIZE)
     torch.testing.assert_close(maps[20, 20], (masks[:, 20, 20] ** 2).mean() / 0.5)
     assert maps[60, 40].item() == pytest.approx(0.5, abs=0.03)  # independent of it: E[M] E[M'] / p = p
@@ -96,7 +96,7 @@ def test_it_finds_the_one_patch_that_matters():
 def test_a_batch_gives_the_maps_of_its_images_to_the_last_bit(dtype):
     vit = ViT(build("plain").eval().to(dtype))
     images = torch.randn(3, 3, *SIZE, dtype=dtype)
-    explain = load_method("rise", masks=40, cells=3)
+    explain = load_method("rise", samples=40, cells=3)
     whole = explain(vit, images, torch.tensor([0, 6, 3])).maps
     assert whole.dtype == dtype
     assert torch.equal(explain(vit, images[2:], torch.tensor([3])).maps[0], whole[2])
