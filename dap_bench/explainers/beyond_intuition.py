@@ -12,6 +12,8 @@ This method is here rather than TokenTM (Wu et al., 2024) because its authors' c
 theirs. Layer scale, which their models lack, is part of W.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +22,7 @@ from dap_bench.explainers.ar import residual
 from dap_bench.explainers.base import Explanation, check
 from dap_bench.vit import Trace, ViT
 from dap_bench.vit.families import norms_after, scaled
+from dap_bench.vit.trace import run
 
 
 def beyond_intuition(
@@ -71,9 +74,14 @@ def _by_tokens(trace: Trace) -> list[Tensor]:
 
 
 def _feedback(vit: ViT, images: Tensor, classes: Tensor, steps: int) -> Tensor:
-    """The positive part of the gradient at the last attention [B,N,N], integrated over ever clearer images."""
+    """The positive part of the gradient at the last attention [B,N,N], integrated over ever clearer images.
+
+    Not by `vit.trace`, whose traces may be kept for the next class: here that would be the memory of all steps.
+    """
     total = torch.zeros(1).to(images)
     for share in torch.linspace(0, 1, steps, dtype=torch.float64).tolist():
-        trace = vit.trace(share * images, grad=["attention"], start=-1)
-        total = total + trace.gradients(classes, "attention", [-1])[0]
+        logits, kept = run(vit, partial(vit.model, share * images), frozenset(["attention"]), vit.depth - 1, False)
+        with torch.enable_grad():
+            logit = logits.gather(1, classes[:, None]).sum()
+        total = total + torch.autograd.grad(logit, kept["attention"][-1])[0]
     return (total / steps).relu().mean(1)

@@ -58,6 +58,12 @@ def test_beyond_intuition_in_single_precision(nano32):
         assert out.maps.dtype == torch.float32
 
 
+def test_beyond_intuition_keeps_no_trace_of_its_steps(nano):
+    with nano.vit.shared_traces():
+        load_method("beyond_intuition")(nano.vit, nano.images, nano.classes("pred"))
+        assert len(nano.vit._memo) == 1  # of the images themselves
+
+
 def test_beyond_intuition_knows_layer_scale():
     """Scaling a branch is the same as scaling its projection."""
     torch.manual_seed(3)
