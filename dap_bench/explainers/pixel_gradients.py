@@ -51,7 +51,7 @@ def integrated_gradients(
     require_int("steps", steps, most=1000)
     start = baseline_images(vit, images, baseline)
     total = torch.zeros_like(images)
-    for place, weight in zip(*leggauss(steps), strict=True):  # on [-1, 1]
+    for place, weight in zip(*(side.tolist() for side in leggauss(steps)), strict=True):  # on [-1, 1]
         total += weight / 2 * gradient(vit, start + (1 + place) / 2 * (images - start), classes)
     return pixel_map((images - start) * total, channels)
 

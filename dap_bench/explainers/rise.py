@@ -37,17 +37,18 @@ def rise(
     seed: int = 0,
 ) -> Explanation:
     check(vit, images, classes)
-    for name, value, least in (("samples", samples, 1), ("cells", cells, 1), ("seed", seed, 0)):
-        require_int(name, value, least)
+    require_int("samples", samples)
+    require_int("cells", cells, most=min(vit.image_size))
+    require_int("seed", seed, least=0)
     if not 0 < probability <= 1:
         raise UserError(f"probability={probability} must be above 0 and at most 1: the share of cells that is shown.")
     vit._check(images)
     maps = torch.zeros_like(images[:, 0]).flatten(1)
     for drawn in draw(samples, cells, probability, seed, vit.image_size):
-        drawn = drawn.to(images)
+        drawn = drawn.to(images.dtype).to(images.device)
         for at, image in enumerate(images):  # one by one: a batch gives the maps of its images
             scores = vit.score(image * drawn[:, None], full=True).softmax(1)
-            maps[at] += scores[:, classes[at]] @ drawn.flatten(1)
+            maps[at] += scores[:, classes[at : at + 1]].squeeze(1) @ drawn.flatten(1)
     return Explanation(maps / (samples * probability), vit.image_size)
 
 

@@ -454,6 +454,7 @@ def test_an_option_with_a_wrong_value(toy, method, option):
         ("attnlrp", {"gamma_patches": float("nan")}),
         ("rise", {"samples": 0}),
         ("rise", {"cells": True}),
+        ("rise", {"cells": 49}),
         ("rise", {"probability": 0}),
         ("rise", {"probability": 1.5}),
         ("rise", {"seed": -1}),
