@@ -25,7 +25,7 @@ import torch
 from timm.layers import DropPath, GluMlp, LayerScale, Mlp, PatchDropout, RmsNorm, SwiGLU
 from torch import Tensor, nn
 
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, require_number
 from dap_bench.explainers.base import Explanation, check
 from dap_bench.explainers.pixel_gradients import CHANNELS, gradient, pixel_map
 from dap_bench.vit import ViT
@@ -47,9 +47,8 @@ def attnlrp(
     channels: str = "sum",
 ) -> Explanation:
     check(vit, images, classes, attention=(attention, ("uniform", "cp")), channels=(channels, tuple(CHANNELS)))
-    for name, value in (("gamma", gamma), ("gamma_patches", gamma_patches)):
-        if not 0 <= value < float("inf"):
-            raise UserError(f"{name}={value} must be at least 0: 0 is the plain rule, 0.25 favours what agrees.")
+    require_number("gamma", gamma)
+    require_number("gamma_patches", gamma_patches)
     _check_model(vit, gamma)
 
     def rules(handles: list[Any]) -> None:

@@ -4,10 +4,10 @@
     integrated_gradients    (x - b) * sum_k w_k g(b + a_k (x - b))                     (Sundararajan et al., 2017)
     smoothgrad              mean_k g(x + noise (max x - min x) e_k), e_k ~ N(0, 1)     (Smilkov et al., 2017)
 
-The integral is taken at the `steps` nodes a_k of the Gauss-Legendre rule on [0, 1], captum's default: its sum over
-pixels is z_c(x) - z_c(b) as soon as the path is smooth at that number of steps. The baseline b is `zero` (zero after
-normalisation: grey), `black`, or `mean` (the image's mean colour). An image's noise is drawn from its own generator,
-and its range is the image's own, after normalisation.
+The integral is taken at the `steps` nodes a_k of the Gauss-Legendre rule on [0, 1], captum's default: the sum over
+pixels is z_c(x) - z_c(b), up to the error of the rule. The baseline b is `zero` (after normalisation: grey), `black`,
+or `mean` (the image's mean colour). An image's noise is drawn from its own generator; max and min are those of the
+normalised image.
 
 A pixel has three channels: `channels` takes their sum with its sign, the sum of their absolute values (abs) or the
 largest absolute value (max). Maps are of pixels; there are no layers.
@@ -20,7 +20,7 @@ import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-from dap_bench.errors import UserError, require_int
+from dap_bench.errors import require_int, require_number
 from dap_bench.explainers.base import Explanation, check
 from dap_bench.isolation import content, generator
 from dap_bench.vit import ViT
@@ -71,8 +71,7 @@ def smoothgrad(
     check(vit, images, classes, channels=(channels, tuple(CHANNELS)))
     require_int("samples", samples)
     require_int("seed", seed, least=0)
-    if not 0 <= noise < float("inf"):
-        raise UserError(f"noise={noise} must be at least 0: it is a share of the image's range, such as 0.15.")
+    require_number("noise", noise)
     generators = [generator(f"{name}/{seed}") for name in list(ids) or list(map(content, images))]
     spread = images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True)
     total = torch.zeros_like(images)

@@ -17,7 +17,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from dap_bench.errors import UserError, require_int
+from dap_bench.errors import require_int, require_number
 from dap_bench.explainers.base import Explanation, check
 from dap_bench.vit import ViT
 
@@ -40,8 +40,7 @@ def rise(
     require_int("samples", samples)
     require_int("cells", cells, most=min(vit.image_size))
     require_int("seed", seed, least=0)
-    if not 0 < probability <= 1:
-        raise UserError(f"probability={probability} must be above 0 and at most 1: the share of cells that is shown.")
+    require_number("probability", probability, least=0.001, most=1)
     vit._check(images)
     maps = torch.zeros_like(images[:, 0]).flatten(1)
     for drawn in draw(samples, cells, probability, seed, vit.image_size):

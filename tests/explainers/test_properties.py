@@ -450,6 +450,8 @@ def test_an_option_with_a_wrong_value(toy, method, option):
         ("smoothgrad", {"samples": 0}),
         ("smoothgrad", {"seed": -1}),
         ("smoothgrad", {"noise": -0.1}),
+        ("smoothgrad", {"noise": "x"}),
+        ("attnlrp", {"gamma": True}),
         ("attnlrp", {"gamma": -1}),
         ("attnlrp", {"gamma_patches": float("nan")}),
         ("rise", {"samples": 0}),
