@@ -5,7 +5,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-.PHONY: help install tools demo tables compare figures report status benchmark test test-slow lint format clean
+.PHONY: help install tools demo tables compare figures report status benchmark test test-slow test-oracles lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,11 @@ test: $(INSTALLED) lint ## linter, types and tests
 
 test-slow: $(INSTALLED) ## the checks that take longer
 	$(RUN) -m pytest -q -m slow
+
+test-oracles: $(INSTALLED) ## compare with captum, grad-cam, zennit, lxt and quantus, which this installs
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracles]'
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps lxt # its rules need torch alone
+	$(RUN) -m pytest -q -m oracle tests/oracles
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(RUN) -m ruff check .

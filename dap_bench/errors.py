@@ -2,6 +2,7 @@
 
 import os
 import re
+from math import inf, isfinite
 from pathlib import Path
 
 CONFIDENTIAL = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY", re.IGNORECASE)
@@ -48,6 +49,14 @@ def require_int(name: str, value: object, least: int = 1, most: int = 2**32 - 1)
     """Raise unless an option is a whole number within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise UserError(f"{name}={value} must be a whole number of at least {least} and at most {most}.")
+
+
+def require_number(name: str, value: object, least: float = 0.0, most: float = inf) -> None:
+    """Raise unless an option is a finite number within bounds."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not number or not least <= value <= most:  # type: ignore[operator]
+        bounds = f"at least {least:g}" + (f" and at most {most:g}" if isfinite(most) else "")
+        raise UserError(f"{name}={value} must be a number of {bounds}.")
 
 
 def path(name: str, value: object) -> Path:

@@ -4,15 +4,15 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import EXPLAINERS
+from helpers import EXPLAINERS, PIXELS, quick
 from layouts import LAYOUTS, SIZE, UNCOVERED, build
 
-from dap_bench import UserError, ViT, load_method
+from dap_bench import UserError, ViT
 from dap_bench.explainers.ar import residual, rollout, row_norm
 from dap_bench.explainers.chefer import _head
 from dap_bench.vit import Layout
 
-METHODS = {name: load_method(name) for name in EXPLAINERS}
+METHODS = {name: quick(name) for name in EXPLAINERS}
 VARIANTS = {
     "attr, path": partial(METHODS["attr"], path=True, steps=3),
     "attr, final": partial(METHODS["attr"], readout="final"),
@@ -21,6 +21,10 @@ VARIANTS = {
     "chefer, attention": partial(METHODS["chefer"], relevance="attention"),
     "gradcam, all tokens": partial(METHODS["gradcam"], tokens="all"),
     "ar, discard": partial(METHODS["ar"], discard_ratio=0.5),
+    "raw_attention, max": partial(METHODS["raw_attention"], head_fusion="max", layer=0),
+    "beyond_intuition, head": partial(METHODS["beyond_intuition"], perception="head", start_layer=1),
+    "attnlrp, cp": partial(METHODS["attnlrp"], attention="cp"),
+    "attnlrp, gamma": partial(METHODS["attnlrp"], gamma=0.05, gamma_patches=0.25),
 }
 CLASSES = torch.tensor([0, 6, 3])
 
@@ -51,16 +55,25 @@ def test_every_explainer_on_every_layout(case, method):
         with pytest.raises(UserError, match=f"{UNCOVERED[name]}.*use relevance=attention"):
             explain(vit, images, CLASSES)
         return
+    if method == "attnlrp, gamma" and name in ("beit", "beit, shared", "eva, packed"):
+        with pytest.raises(UserError, match="no rule for gamma where .* have biases of their own; use gamma=0"):
+            explain(vit, images, CLASSES)
+        return
     before = state(vit.model)
+    pixels = method.split(",")[0] in PIXELS
     whole = explain(vit, images, CLASSES, layers=True)
-    assert whole.maps.shape == (3, 12)
-    assert whole.layers.shape == (3, 3, 12)
+    assert whole.grid == (SIZE if pixels else (4, 3))
+    assert whole.maps.shape == (3, whole.grid[0] * whole.grid[1])
     assert whole.maps.isfinite().all()
-    assert whole.layers.isfinite().all()
     assert (whole.maps.amax(1) > whole.maps.amin(1)).all()
     one = explain(vit, images[1:2], CLASSES[1:2], layers=True)
     torch.testing.assert_close(one.maps[0], whole.maps[1], rtol=1e-6, atol=1e-12)
-    torch.testing.assert_close(one.layers[0], whole.layers[1], rtol=1e-6, atol=1e-12)
+    if pixels:
+        assert whole.layers is None
+    else:
+        assert whole.layers.shape == (3, 3, 12)
+        assert whole.layers.isfinite().all()
+        torch.testing.assert_close(one.layers[0], whole.layers[1], rtol=1e-6, atol=1e-12)
     torch.testing.assert_close(explain(vit, images, CLASSES).maps, whole.maps, rtol=1e-6, atol=1e-12)
     after = state(vit.model)
     assert all(torch.equal(before[0][key], after[0][key]) for key in before[0])

@@ -3,11 +3,12 @@
 import pytest
 import timm
 import torch
-from helpers import EXPLAINERS
+from helpers import EXPLAINERS, PIXELS, quick
 
 from dap_bench import UserError, ViT, load_method
 from dap_bench.explainers.ar import discard, residual, rollout, row_norm
 from dap_bench.explainers.base import Explanation, min_max
+from dap_bench.isolation import content, explained
 from dap_bench.vit import Layout
 
 METHODS = EXPLAINERS
@@ -43,18 +44,31 @@ def test_rollout_of_two_layers_by_hand():
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_gives_the_maps_of_its_images_one_by_one(toy, method):
     vit, images, classes = toy
-    explain = load_method(method)
+    explain = quick(method)
     whole = explain(vit, images, classes, layers=True)
     for at in range(len(images)):
         one = explain(vit, images[at : at + 1], classes[at : at + 1], layers=True)
         torch.testing.assert_close(one.maps[0], whole.maps[at], rtol=1e-9, atol=1e-12)
+        if method in PIXELS:
+            assert one.layers is None
+            continue
         torch.testing.assert_close(one.layers[0], whole.layers[at], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_a_run_gives_the_maps_of_a_plain_call(toy, method):
+    """Ids and masks are given to those that name them: no option of another kind may have these names."""
+    vit, images, classes = toy
+    ids = [content(image) for image in images]
+    masks = [torch.zeros(64, 48, dtype=torch.bool)] * 4
+    run = explained(quick(method), vit, images, classes, ids, masks=masks)
+    torch.testing.assert_close(run.maps, quick(method)(vit, images, classes).maps)
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(PIXELS)))
 def test_layer_maps_do_not_change_the_map(toy, method):
     vit, images, classes = toy
-    explain = load_method(method)
+    explain = quick(method)
     out = explain(vit, images, classes, layers=True)
     assert out.maps.shape == (4, 12)
     assert out.layers.shape == (4, 3, 12)
@@ -66,16 +80,18 @@ def test_layer_maps_do_not_change_the_map(toy, method):
         torch.testing.assert_close(out.single.sum(1), out.maps)
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"ar", "dap_uniform"}))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"ar", "dap_uniform", "raw_attention"}))
 def test_class_specific_methods_see_the_class(toy, method):
     vit, images, classes = toy
-    explain = load_method(method)
+    explain = quick(method)
     assert not torch.allclose(explain(vit, images, classes).maps, explain(vit, images, (classes + 1) % 7).maps)
 
 
-def test_rollout_does_not_see_the_class(toy):
+@pytest.mark.parametrize("method", ["ar", "raw_attention"])
+def test_attention_alone_does_not_see_the_class(toy, method):
     vit, images, classes = toy
-    assert torch.equal(load_method("ar")(vit, images, classes).maps, load_method("ar")(vit, images, 6 - classes).maps)
+    explain = load_method(method)
+    assert torch.equal(explain(vit, images, classes).maps, explain(vit, images, 6 - classes).maps)
 
 
 # ---------------------------------------------------------------------- DAP
@@ -336,10 +352,10 @@ def test_other_families(name, changes, patches):
     images, classes = torch.randn(2, 3, *vit.image_size, dtype=torch.float64), torch.tensor([1, 4])
     torch.testing.assert_close(vit.score(images), model.eval()(images).detach())
     for method in METHODS:
-        out = load_method(method)(vit, images, classes)
-        assert out.maps.shape == (2, patches)
+        out = quick(method)(vit, images, classes)
+        assert out.maps.shape == (2, vit.image_size[0] * vit.image_size[1] if method in PIXELS else patches)
         assert out.maps.isfinite().all()
-        alone = load_method(method)(vit, images[1:], classes[1:])
+        alone = quick(method)(vit, images[1:], classes[1:])
         torch.testing.assert_close(alone.maps[0], out.maps[1], rtol=1e-7, atol=1e-10)
 
 
@@ -354,12 +370,20 @@ def test_other_families(name, changes, patches):
 )
 def test_bad_classes(toy, method, classes, words):
     with pytest.raises(UserError, match=words):
-        load_method(method)(*toy[:2], classes)
+        quick(method)(*toy[:2], classes)
 
 
 @pytest.mark.parametrize(
     ("method", "option"),
-    [("gradcam", {"layer": 3}), ("cdam", {"layer": -4}), ("ar", {"start_layer": 3}), ("chefer", {"start_layer": 9})],
+    [
+        ("gradcam", {"layer": 3}),
+        ("cdam", {"layer": -4}),
+        ("ar", {"start_layer": 3}),
+        ("chefer", {"start_layer": 9}),
+        ("raw_attention", {"layer": 3}),
+        ("generic_attention", {"start_layer": 3}),
+        ("beyond_intuition", {"start_layer": -4}),
+    ],
 )
 def test_a_layer_that_does_not_exist(toy, method, option):
     with pytest.raises(UserError, match="the model has blocks 0 to 2"):
@@ -386,7 +410,7 @@ def test_images_that_are_not_finite(toy, method):
     images = images.clone()
     images[2, 0, 5, 5] = float("nan")
     with pytest.raises(UserError, match="image 2 of the batch holds NaN or infinity"):
-        load_method(method)(vit, images, classes)
+        quick(method)(vit, images, classes)
 
 
 @pytest.mark.parametrize(
@@ -402,11 +426,52 @@ def test_images_that_are_not_finite(toy, method):
         ("gradcam", {"tokens": "x"}),
         ("gradcam", {"at": "x"}),
         ("chefer", {"dtype": "x"}),
+        ("raw_attention", {"head_fusion": "x"}),
+        ("beyond_intuition", {"perception": "x"}),
+        ("input_x_gradient", {"channels": "x"}),
+        ("integrated_gradients", {"channels": "x"}),
+        ("integrated_gradients", {"baseline": "x"}),
+        ("smoothgrad", {"channels": "x"}),
+        ("attnlrp", {"channels": "x"}),
+        ("attnlrp", {"attention": "x"}),
     ],
 )
 def test_an_option_with_a_wrong_value(toy, method, option):
     with pytest.raises(UserError, match="not x|not l3"):
         load_method(method, **option)(*toy)
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("beyond_intuition", {"steps": 0}),
+        ("integrated_gradients", {"steps": 2.5}),
+        ("integrated_gradients", {"steps": 100_000}),
+        ("smoothgrad", {"samples": 0}),
+        ("smoothgrad", {"seed": -1}),
+        ("smoothgrad", {"noise": -0.1}),
+        ("smoothgrad", {"noise": "x"}),
+        ("attnlrp", {"gamma": True}),
+        ("attnlrp", {"gamma": -1}),
+        ("attnlrp", {"gamma_patches": float("nan")}),
+        ("rise", {"samples": 0}),
+        ("rise", {"cells": True}),
+        ("rise", {"cells": 49}),
+        ("rise", {"probability": 0}),
+        ("rise", {"probability": 1.5}),
+        ("rise", {"seed": -1}),
+    ],
+)
+def test_a_number_out_of_range(toy, method, option):
+    with pytest.raises(UserError, match=f"{next(iter(option))}=.* must be"):
+        load_method(method, **option)(*toy)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_images_of_another_size(toy, method):
+    vit, images, classes = toy
+    with pytest.raises(UserError, match=r"images have shape \[4, 3, 48, 64\]"):
+        quick(method)(vit, images.transpose(2, 3), classes)
 
 
 def test_an_option_that_does_not_exist():

@@ -1,0 +1,31 @@
+"""Raw attention: where the tokens that the head reads look in one block.
+
+    map = row of fuse_h A^{l,h}        l: the last block
+
+Nothing is propagated and the class is not looked at: the plainest map of a ViT, and the one to beat. The row is the one
+that the head reads, over patches: the class token's; without a class token the mean of the patches' rows.
+"""
+
+import torch
+from torch import Tensor
+
+from dap_bench.explainers.ar import FUSIONS, fuse
+from dap_bench.explainers.base import Explanation, check
+from dap_bench.vit import ViT
+
+
+def raw_attention(
+    vit: ViT,
+    images: Tensor,
+    classes: Tensor,
+    layers: bool = False,
+    *,
+    layer: int = -1,
+    head_fusion: str = "mean",
+) -> Explanation:
+    check(vit, images, classes, head_fusion=(head_fusion, FUSIONS))
+    number = vit.block_number(layer)
+    trace = vit.trace(images)
+    chosen = range(vit.depth) if layers else [number]
+    maps = {block: trace.layout.map_of(fuse(trace.attention[block], head_fusion)) for block in chosen}
+    return Explanation(maps[number], vit.grid, torch.stack(list(maps.values()), 1) if layers else None)

@@ -1,0 +1,46 @@
+"""The table of methods in conf/method/README.md says what the YAML files say."""
+
+import re
+
+import pytest
+from helpers import PIXELS
+
+from dap_bench import config, load_method
+from dap_bench.config import CONF
+
+TEXT = (CONF / "method" / "README.md").read_text()
+LINES = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TEXT.splitlines() if line.startswith("| ")]
+COLUMNS, ROWS = LINES[0], {cells[0].strip("`"): cells for cells in LINES[1:]}
+
+
+def cell(method, column):
+    return ROWS[method][COLUMNS.index(column)]
+
+
+def test_every_method_has_a_line_and_every_line_a_method():
+    assert len(ROWS) == len(LINES) - 1
+    assert set(ROWS) == set(config.choices("method"))
+    assert all(len(cells) == len(COLUMNS) and all(cells) for cells in ROWS.values())
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_label_and_group_are_those_of_the_yaml(method):
+    node = config.compose(f"method={method}").method
+    assert cell(method, "label") == node._label_
+    assert cell(method, "group") == node.get("_group_", "-")
+    year = re.search(r"\((?:.*, )?(\d{4})\)$", (CONF / "method" / f"{method}.yaml").read_text().splitlines()[0])
+    if year:
+        assert year[1] in re.findall(r"\d{4}", cell(method, "paper")), method
+
+
+def test_the_level_is_that_of_the_maps():
+    assert {name for name in ROWS if cell(name, "level") == "pixel"} == set(PIXELS)
+
+
+def test_costs_are_those_of_the_defaults():
+    """Steps, samples and masks as the YAML files have them; a forward and a backward pass are three."""
+    options = {name: load_method(name).keywords for name in ("integrated_gradients", "smoothgrad", "rise")}
+    assert int(cell("integrated_gradients", "cost")) == 3 * options["integrated_gradients"]["steps"]
+    assert int(cell("smoothgrad", "cost")) == 3 * options["smoothgrad"]["samples"]
+    assert int(cell("rise", "cost").replace(",", "")) == options["rise"]["samples"]
+    assert int(cell("beyond_intuition", "cost")) == load_method("beyond_intuition").keywords["steps"] + 1
