@@ -6,7 +6,7 @@
 A grey or black hole tells the model where something is missing, and so what shape it had; an imputed one hardly does.
 A little noise (`noise`, in normalised units, the image's own) hides that it is smooth. The curve that is kept has the
 difference for each share f. Each image and share is one sparse symmetric system for three channels, solved exactly on
-the CPU: that, not the forward passes, is what it costs. The options of baselines have no say.
+the CPU: that, not the forward passes, is what it costs.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,11 @@ NEIGHBOURS += [(down, across, 1 / 12) for down in (-1, 1) for across in (-1, 1)]
 
 
 @dataclass(frozen=True)
-class RemoveAndDebias(Perturbation, OfCurve):
+class RemoveAndDebias(OfCurve):
+    unit: str = "pixel"
+    upsample: str | None = None  # None: as the method's authors do
+    ties: str = "stable"  # among equal values: stable (raster order) | random
+    seed: int = 0  # of the noise and of random ties
     fractions: Sequence[float] = (0.2, 0.4, 0.6, 0.8)  # f
     noise: float = 0.01
 
@@ -37,14 +41,19 @@ class RemoveAndDebias(Perturbation, OfCurve):
     needs: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        _ = self.order
         if not self.fractions or not all(0 < each < 1 for each in self.fractions):
             raise UserError(f"fractions={list(self.fractions)} must lie between 0 and 1, such as [0.2, 0.5].")
         if not self.noise >= 0:
             raise UserError(f"noise={self.noise} must not be negative.")
 
+    @property
+    def order(self) -> Perturbation:
+        """How pixels are ranked."""
+        return Perturbation(self.unit, self.upsample, ties=self.ties, seed=self.seed)
+
     def with_curve(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        ranks, units = self.ranks(batch, batch.explanation), self.units(batch)
+        ranks, units = self.order.ranks(batch, batch.explanation), self.order.units(batch)
         counts = [round(fraction * units) for fraction in self.fractions]
         most, least = (self.removing(batch, order, counts) for order in (ranks, units - 1 - ranks))
         curve = (least - most) / 2
