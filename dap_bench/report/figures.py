@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import rankdata, studentized_range
 
-from dap_bench.report.layouts import label, ordered
+from dap_bench.report.layouts import group, label, ordered
 from dap_bench.report.pictures import overlay
 from dap_bench.report.rows import CellRows
 from dap_bench.report.summary import REFERENCE, interval
@@ -26,6 +28,7 @@ from dap_bench.report.summary import REFERENCE, interval
 # Okabe and Ito's colours, told apart without colour vision, with wine for their yellow, which white paper swallows
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999", "#882255")
 STYLES = ("-", "--", "-.", ":")
+LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue (Rec. 601)
 FONT: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
 
 
@@ -155,6 +158,55 @@ def mean_ranks(cells: list[CellRows], metric: str) -> tuple[pd.Series, float, in
     k = table.shape[1]
     q = studentized_range.ppf(0.95, k, np.inf) / sqrt(2)
     return found, float(q * sqrt(k * (k + 1) / (6 * len(table)))), len(table)
+
+
+# ---------------------------------------------------------------------- all of it
+
+
+def matrix(table: pd.DataFrame, path: Path) -> list[Path]:
+    """A line per method, a column per metric of one block of `summarize`: the mean, on a colour for its rank.
+
+    Dark is the best of the methods, controls not counted. Grey and in italics is what these images cannot tell from a
+    random map.
+    """
+    table = table[table["mean"].notna()]
+    kinds = ["attention", "gradient", "black box", "", "ablation", "control"]
+    methods = sorted(ordered(set(table["method"])), key=lambda name: kinds.index(group(name)))
+    metrics = ordered(set(table["metric"]))
+    lines = table.set_index(["method", "metric"])
+    colours = colormaps["viridis_r"]
+    with rc_context(FONT):
+        figure = Figure(figsize=(1.3 + 0.52 * len(metrics), 1.1 + 0.19 * len(methods)), layout="constrained")
+        axes = figure.subplots()
+        for column, metric in enumerate(metrics):
+            having = [method for method in methods if (method, metric) in lines.index]
+            proper = [method for method in having if group(method) != "control"]
+            sign = 1 if lines.loc[(having[0], metric), "better"] == "lower" else -1
+            values = np.array([sign * lines.loc[(method, metric), "mean"] for method in proper])
+            for method in having:
+                line = lines.loc[(method, metric)]
+                share = float((values < sign * line["mean"]).mean()) if len(values) else 0.0  # that are better
+                row = methods.index(method)
+                like_random = line["like_random"] is True and method != "random"
+                face = "#eeeeee" if like_random else colours(1 - 0.9 * share)
+                dark = sum(colour * weight for colour, weight in zip(to_rgb(face), LUMINANCE, strict=True)) < 0.5
+                axes.add_patch(Rectangle((column, row), 1, 1, facecolor=face, edgecolor="white", linewidth=0.8))
+                look: Any = {"color": "white" if dark else "black", "fontstyle": "italic" if like_random else "normal"}
+                axes.text(column + 0.5, row + 0.5, f"{line['mean']:.2f}", ha="center", va="center", fontsize=6, **look)
+        arrows = {
+            metric: "↓" if "lower" in set(table.query("metric == @metric")["better"]) else "↑" for metric in metrics
+        }
+        names = [f"{label(metric)} {arrows[metric]}" for metric in metrics]
+        axes.set_xticks(np.arange(len(metrics)) + 0.5, names, rotation=45, ha="left", fontsize=7)
+        axes.set_yticks(np.arange(len(methods)) + 0.5, map(label, methods), fontsize=7)
+        axes.set(xlim=(0, len(metrics)), ylim=(len(methods), 0))
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        edges = [at for at in range(1, len(methods)) if group(methods[at]) != group(methods[at - 1])]
+        axes.hlines(edges, 0, len(metrics), color="black", linewidth=0.8)
+        return save(figure, path)
 
 
 # ---------------------------------------------------------------------- single images

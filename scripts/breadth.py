@@ -1,0 +1,87 @@
+"""All methods x all metrics in one page: python scripts/breadth.py [results=results/breadth]
+
+results/breadth/README.md and a matrix per model, from rows alone. Per metric: the methods that are better than every
+control (paired, corrected after Holm), and whether the metric tells the controls from the methods at all.
+"""
+
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from dap_bench import files, summarize
+from dap_bench.report import figures
+from dap_bench.report.layouts import group, label, ordered
+from dap_bench.report.rows import CellRows, load_rows
+from dap_bench.report.summary import holm, paired
+
+CONTROLS = ("random", "centre", "edges")
+
+
+def main(results: str = "results/breadth") -> None:
+    parts = [INTRODUCTION]
+    for folder in sorted(each for each in Path(results).iterdir() if each.is_dir()):
+        table, cells = summarize(folder), load_rows(folder)
+        for model in sorted(set(table["model"])):
+            block = table[table["model"] == model]
+            figures.matrix(block, Path(results) / f"matrix-{model}")
+            count = int(block["n"].max())
+            parts.append(f"## {model}, {count} images\n\n![ranks](matrix-{model}.png)\n")
+            parts.append(values(block))
+            parts.append(against_controls([cell for cell in cells if cell.names["model"] == model]))
+        commands = sorted({cell.info["command"] for cell in cells})
+        parts.append("Made by\n\n```bash\n" + "\n".join(commands) + "\n```\n")
+    files.write_text(Path(results) / "README.md", "\n".join(parts))
+    print(f"wrote {results}/README.md")
+
+
+INTRODUCTION = """# All methods x all metrics
+
+Means with 95 % bootstrap intervals. In the pictures dark is the best of the methods (controls are not ranked), and grey
+italics are what these images cannot tell from a random map. `python scripts/breadth.py` makes this page from the rows.
+"""
+
+
+def values(block: pd.DataFrame) -> str:
+    """Methods in lines, metrics in columns, each with its interval."""
+    metrics = ordered(set(block.loc[block["mean"].notna(), "metric"]))
+    lines = block.set_index(["method", "metric"])
+    rows = [["", *map(label, metrics)], ["---"] * (len(metrics) + 1)]
+    for method in ordered(set(block["method"])):
+        cells = []
+        for metric in metrics:
+            line = lines.loc[(method, metric)] if (method, metric) in lines.index else None
+            known = line is not None and line["mean"] == line["mean"]
+            cells.append(f"{line['mean']:.3f} [{line['low']:.3f}, {line['high']:.3f}]" if known else "")
+        rows.append([label(method), *cells])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def against_controls(cells: list[CellRows]) -> str:
+    """Per metric: which methods are better than every control, image by image."""
+    controls = [cell for cell in cells if cell.names["method"] in CONTROLS]
+    methods = [cell for cell in cells if group(cell.names["method"]) not in ("control", "ablation")]
+    rows = [["metric", "better than every control", "not better than some control"], ["---"] * 3]
+    for metric in ordered({metric for cell in methods for metric in cell.info["metrics"]}):
+        tests = {}
+        for cell in methods:
+            for control in controls:
+                if metric in cell.info["metrics"] and metric in control.info["metrics"]:
+                    pairs = pd.concat([cell.values(metric), control.values(metric)], axis=1, join="inner").dropna()
+                    gain = pairs.iloc[:, 0] - pairs.iloc[:, 1]
+                    gain = gain if cell.info["metrics"][metric] == "higher" else -gain
+                    if len(gain) > 1:
+                        tests[cell.names["method"], control.names["method"]] = paired(gain)
+        if not tests:
+            continue
+        corrected = dict(zip(tests, holm([test["p"] for test in tests.values()]), strict=True))
+        wins = {key for key, test in tests.items() if corrected[key] < 0.05 and test["effect"] > 0}
+        named = ordered({method for method, _ in tests})
+        better = [name for name in named if all(key in wins for key in tests if key[0] == name)]
+        others = [name for name in named if name not in better]
+        rows.append([label(metric), *(", ".join(map(label, some)) or "none" for some in (better, others))])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+if __name__ == "__main__":
+    main(**dict(option.split("=", 1) for option in sys.argv[1:]))
