@@ -275,7 +275,8 @@ def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:
 
 def check(cfg: DictConfig) -> None:
     """The keys that say how to run."""
-    require_int("batch_size", cfg.batch_size)
+    if cfg.batch_size != "auto":
+        require_int("batch_size", cfg.batch_size)
     require_int("workers", cfg.workers)
     if cfg.chunk_size is not None:
         require_int("chunk_size", cfg.chunk_size)

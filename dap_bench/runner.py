@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 
 CHUNK_CPU, CHUNK_CUDA = 16, 128  # perturbed images scored at a time, unless chunk_size says otherwise
+LARGEST_BATCH = 64  # that batch_size=auto takes: a larger one is no faster
 PICTURES_IN_MEMORY = 2**30  # bytes of decoded images kept for the next cell of a sweep
 
 
@@ -76,7 +77,8 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = (), s
         work = _Work(cfg, names, cell, samples, identified, sweep)
         cell.describe({**work.info, "turn": turn(cell), "command": command_line(overrides)})
         # batches are cut before what is done is left out: a resumed run computes the very batches of an undisturbed one
-        batches = [mine[at : at + cfg.batch_size] for at in range(0, len(mine), cfg.batch_size)]
+        size = work.batch_size
+        batches = [mine[at : at + size] for at in range(0, len(mine), size)]
         left = work.take_over(todo)
         batches = [[index for index in batch if index in left] for batch in batches]
         work.compute([batch for batch in batches if batch], len(mine), todo)
@@ -151,6 +153,28 @@ def shard(n: int, text: str) -> list[int]:
     return list(range(int(number) - 1, n, int(count)))
 
 
+def batch_size_of(vit: Any, double: bool, free: int | None = None) -> int:
+    """How many images of a batch fit in `free` bytes, by default what the device has left; 32 on a CPU."""
+    if free is None:
+        import torch
+
+        if vit.device.type != "cuda":
+            return 32
+        free = torch.cuda.mem_get_info(vit.device)[0]
+    fits = int(0.8 * free / (bytes_per_image(vit) * (2 if double else 1)))
+    return max(1, min(LARGEST_BATCH, fits))
+
+
+def bytes_per_image(vit: Any) -> int:
+    """What one image of a batch takes with a graph through all blocks: of Chefer, which takes most.
+
+    Per block some 8 numbers for each entry of attention and 24 for each channel of each token (results/benchmark.md).
+    """
+    heads, channels = vit.blocks[0].attn.num_heads, vit.model.embed_dim
+    tokens = vit.patches + vit.layout.prefix
+    return 4 * vit.depth * tokens * (8 * heads * tokens + 24 * channels)
+
+
 class _Work:
     """The part of a run that needs torch: the model, the explainer and the metrics, applied batch by batch."""
 
@@ -186,6 +210,7 @@ class _Work:
         masked = "masks" in self.evaluate.needs
         self.pictures = sweep.get("pictures", (samples.digest, str(vit.transform), masked), dict)
         self.device = vit.device
+        self.batch_size = batch_size_of(vit, double) if cfg.batch_size == "auto" else cfg.batch_size
         self.decoders = ThreadPoolExecutor(cfg.workers)
         self.info = {
             **names,
