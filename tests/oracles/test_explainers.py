@@ -183,6 +183,7 @@ def test_attnlrp_is_that_of_its_authors_rules(nano, classes):
 def test_the_gamma_rule_is_zennits(layer, gamma):
     rules = library("zennit.rules")
     torch.manual_seed(0)
+    layer.reset_parameters()  # seeded
     layer = layer.double()
     x = torch.randn(8, 6, dtype=torch.float64) if isinstance(layer, nn.Linear) else torch.randn(8, 3, 4, 4).double()
     x.requires_grad_()
