@@ -13,23 +13,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import torch
 
 from dap_bench import ViT, load_method, load_metrics, load_vit
-from dap_bench.config import choices
+from dap_bench.config import choices, compose
 from dap_bench.data import shapes
-from dap_bench.isolation import takes
+from dap_bench.evaluation import Evaluation, Loaded
+from dap_bench.isolation import copied, takes
+from dap_bench.metrics import base, perturbation
 from dap_bench.metrics.base import Batch
 from dap_bench.metrics.deletion import Deletion, Insertion
-from dap_bench.runner import CHUNK_CPU, CHUNK_CUDA
+from dap_bench.runner import CHUNK_CPU, CHUNK_CUDA, batch_size_of, bytes_per_image
+from dap_bench.vit.loading import blueprint
 
-SECTIONS = ("limit", "peers", "explainers", "growth", "precision", "memory", "long_run")
+SECTIONS = ("limit", "peers", "cells", "explainers", "growth", "precision", "memory", "long_run")
 STEPS = 16  # divides the number of pixels, so that torch-cam's points fall on ours
+SLOW = ("rise", "integrated_gradients", "smoothgrad")  # many passes by design: conf/method/README.md
 QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes that divide the number of pixels
 
 
@@ -70,7 +74,6 @@ def load(options: argparse.Namespace) -> ViT:
         return load_vit(options.model, device=options.device, checkpoint=options.checkpoint)
     import timm
 
-    from dap_bench.config import compose
     from dap_bench.vit import choose_device
 
     torch.manual_seed(0)
@@ -171,17 +174,76 @@ def limit(vit: ViT, options: argparse.Namespace) -> str:
     sizes = [size for size in ((4, 8, 16, 32, 64) if not images.is_cuda else (64, 128, 256, 512)) if size <= forwards]
     tried = turns(2, **{f"plain {size}": plain(size) for size in sizes})
     best = min(tried, key=lambda name: min(tried[name]))
-    seconds = turns(options.repeats, ours=ours, **{best: plain(int(best.split()[1]))})
+    compiled = copied(vit)
+    compiled.compile = True
+
+    def ours_compiled() -> None:
+        batch = Batch.of(compiled, lambda *_, **__: explanation, images, chunk=chunk)
+        for metric in metrics.values():
+            metric(batch)
+
+    candidates = {"ours": ours, "ours, compile=true": ours_compiled, best: plain(int(best.split()[1]))}
+    seconds = turns(options.repeats, **candidates)
     medians = {name: statistics.median(times) for name, times in {**tried, **seconds}.items()}
     ratios = [mine / theirs for mine, theirs in zip(seconds["ours"], seconds[best], strict=True)]
+    faster = [mine / theirs for mine, theirs in zip(seconds["ours, compile=true"], seconds[best], strict=True)]
     rows = [[name, f"{time:.2f}", f"{1000 * time / forwards:.1f}"] for name, time in medians.items()]
     return (
         f"\n## Distance to the limit\n\nDel + Ins ({steps} steps) + TCC: {forwards} forward passes, against as many of "
         f"the bare timm model at several batch sizes.\n\n"
         + table(["", "seconds", "ms per forward"], rows)
         + f"\n**{statistics.median(ratios):.3f}** times the bare model at its best batch size "
-        f"({best.split()[1]}); by turn {min(ratios):.3f} to {max(ratios):.3f}.\n"
+        f"({best.split()[1]}); by turn {min(ratios):.3f} to {max(ratios):.3f}. With `compile=true` "
+        f"{statistics.median(faster):.3f}.\n"
     )
+
+
+def cells(vit: ViT, options: argparse.Namespace) -> str:
+    """A batch of a metric=paper cell against the scoring that is in it."""
+    count = 4 * options.images
+    loaded = [Loaded(str(at), image, None, 0) for at, image in enumerate(pictures(vit, count))]
+    rows = []
+    for name in ("ar", "attr", "gmar", "gradcam", "cdam", "agcam", "legrad", "dap", "chefer", "random"):
+        metrics, scoring = load_metrics("paper"), Stopwatch()
+        ratios = []
+        for turn in range(options.repeats + 1):
+            evaluation = Evaluation(copied(vit), load_method(name), metrics, chunk=chunk_size(loaded[0].image))
+            with scoring.of(perturbation, "scored"), scoring.of(base, "_best_two"):
+                scoring.seconds = 0.0
+                start = time.perf_counter()
+                evaluation(loaded, list(metrics))
+                synchronise()
+                whole = time.perf_counter() - start
+            if turn:
+                ratios.append((whole / scoring.seconds, whole, scoring.seconds))
+        ratio, whole, scored = sorted(ratios)[len(ratios) // 2]
+        rows.append([name, f"{whole:.2f}", f"{scored:.2f}", f"{ratio:.3f}"])
+    title = f"\n## Whole cells\n\nOne batch of {count} images, `metric=paper`: all of it, and the scoring in it.\n\n"
+    return title + table(["method", "seconds", "of which scoring", "ratio"], rows)
+
+
+class Stopwatch:
+    """Seconds spent in some functions."""
+
+    seconds = 0.0
+
+    @contextlib.contextmanager
+    def of(self, module: ModuleType, name: str) -> Iterator[None]:
+        function = getattr(module, name)
+
+        def timed(*arguments: object, **others: object) -> object:
+            synchronise()
+            start = time.perf_counter()
+            found = function(*arguments, **others)
+            synchronise()
+            self.seconds += time.perf_counter() - start
+            return found
+
+        setattr(module, name, timed)
+        try:
+            yield
+        finally:
+            setattr(module, name, function)
 
 
 def peers(vit: ViT, options: argparse.Namespace) -> str:
@@ -281,7 +343,7 @@ def explainers(vit: ViT, options: argparse.Namespace) -> str:
     rows = []
     for name in choices("method"):
         explain = load_method(name)
-        if takes(explain, "masks"):
+        if takes(explain, "masks") or name in SLOW:
             continue  # the oracle computes nothing that could be timed
         single = [(images[at : at + 1], classes[at : at + 1]) for at in range(len(images))]
         seconds = turns(
@@ -355,12 +417,33 @@ def memory(vit: ViT, options: argparse.Namespace) -> str:
     rows = []
     for model in ("vit_t", "vit_s", "vit_b", "vit_l"):
         cells = [model]
-        for method in ("ar", "gradcam", "dap", "attr", "chefer"):
+        for method in ("ar", "gradcam", "dap", "attr", "chefer"):  # the last one takes most
             few, many = (float(*apart(options, "--model", model, "--peak", method, str(n))) for n in (2, 6))
             cells.append(f"{(many - few) / 4:.0f}")
         rows.append(cells)
     title = "\n## Memory\n\nMiB that each image of a batch adds to the peak of the process, random weights.\n\n"
-    return title + table(["", "AR", "Grad-CAM", "DAP", "AttR", "Chefer (float64)"], rows)
+    measured = title + table(["", "AR", "Grad-CAM", "DAP", "AttR", "Chefer"], rows)
+    return measured + "\n" + BATCHES + table(["", "MiB per image", "8 GB", "16 GB", "24 GB"], batches())
+
+
+BATCHES = """`batch_size=auto` reckons with more than Chefer takes, by the formula of `runner.bytes_per_image`.
+With 1.5 GB for CUDA, and the weights three times, it takes in single (in double) precision:
+
+"""
+
+
+def batches() -> list[list[str]]:
+    rows = []
+    for model in ("vit_t", "vit_s", "vit_b", "vit_l"):
+        vit = ViT(blueprint(compose(f"model={model}").model.tag))
+        weights = 4 * sum(parameter.numel() for parameter in vit.model.parameters())
+        cells = [model, f"{bytes_per_image(vit) / 2**20:.0f}"]
+        for size in (8, 16, 24):
+            room = [int((size - 1.5) * 2**30) - copies * weights for copies in (3, 5)]
+            single, double = (batch_size_of(vit, double, max(0, free)) for double, free in enumerate(room))
+            cells.append(f"{single} ({double})")
+        rows.append(cells)
+    return rows
 
 
 def peak(vit: ViT, method: str, images: int) -> str:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -353,3 +354,22 @@ def test_top_1_of_the_real_vit(assets):
         labels = torch.tensor([record.label for record in records[at : at + 50]])
         right += (vit.score(images).argmax(1) == labels).sum().item()
     assert 0.68 <= right / 200 <= 0.82
+
+
+def test_the_batch_that_fits(tmp_path, cache):
+    """ViT-B with Chefer in single precision: measured, an image takes 200 to 340 MiB of a batch."""
+    vit = SimpleNamespace(
+        blocks=[SimpleNamespace(attn=SimpleNamespace(num_heads=12))],
+        model=SimpleNamespace(embed_dim=768),
+        patches=196,
+        depth=12,
+        layout=SimpleNamespace(prefix=1),
+        device=torch.device("cpu"),
+    )
+    assert runner.bytes_per_image(vit) == 4 * 12 * 197 * (8 * 12 * 197 + 24 * 768)
+    assert 200 * 2**20 < runner.bytes_per_image(vit) < 340 * 2**20
+    assert [runner.batch_size_of(vit, False, gigabytes * 2**30) for gigabytes in (0, 8, 16, 80)] == [1, 19, 38, 64]
+    assert runner.batch_size_of(vit, True, 8 * 2**30) == 9
+    assert runner.batch_size_of(vit, False) == 32  # on a CPU
+    rows = values(run(tmp_path / "auto", cache, "batch_size=auto"))
+    assert rows == values(run(tmp_path / "32", cache, "batch_size=32"))

@@ -258,6 +258,28 @@ def test_ends_are_scored_once_for_all_explainers():
     assert counts == [3 + 3 + 1, 3 + 3]
 
 
+def test_equal_orders_are_scored_once(monkeypatch):
+    """Another map with the same order of patches has the same curves; another order, baseline or image has not."""
+    vit, known = Toy(total), {}
+    metrics = [Deletion(unit="patch", steps=4), Insertion(unit="patch", steps=4, baseline="zero")]
+
+    def scored(maps, name="a", metrics=metrics):
+        batch = batch_of(vit, patches(WEIGHTS), [maps], ids=[name], known=known)
+        vit.scored.clear()
+        return [metric(batch).item() for metric in metrics], sum(vit.scored)
+
+    first, count = scored(WEIGHTS)
+    assert count == 7
+    assert scored([weight**2 for weight in WEIGHTS]) == (first, 0)
+    assert scored(WEIGHTS[::-1])[1] == 6  # the ends are known
+    assert scored(WEIGHTS, "b") == (first, 7)
+    assert scored(WEIGHTS, metrics=[Deletion(unit="patch", steps=4, baseline="black")])[1] == 4
+    assert scored(WEIGHTS, metrics=[Deletion(unit="patch", steps=2)])[1] == 1
+    monkeypatch.setattr("dap_bench.metrics.perturbation.CURVES_IN_MEMORY", 2)
+    scored([1.0, 2.0, 3.0, 4.0])
+    assert len(known["curves"]) == 2
+
+
 def test_chunks_are_bounded(shapes):
     vit = Toy(total)
     batch = batch_of(vit, patches(WEIGHTS).repeat(5, 1, 1, 1), [WEIGHTS] * 5, chunk=4)

@@ -4,7 +4,8 @@ import pytest
 import timm
 import torch
 
-from dap_bench import UserError, ViT, load_method, load_vit
+from dap_bench import UserError, ViT, load_method, load_metrics, load_vit
+from dap_bench.evaluation import Evaluation, Loaded
 
 SMALL = {"pretrained": False, "embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
 
@@ -109,6 +110,36 @@ def test_a_trace_is_shared_by_content():
         assert len(passes) == 3
     with vit.shared_traces():
         assert vit.trace(images) is not changed
+
+
+def test_a_trace_serves_every_gradient_after_its_beginning():
+    """In the order of the forward pass: a block's tokens, its norm1, its attention; then the next block's."""
+    vit, images, classes = ViT(small()).double(), torch.randn(2, 3, 64, 64, dtype=torch.float64), torch.tensor([0, 3])
+    places = [(kind, layer) for layer in range(2) for kind in ("tokens", "norm1", "attention")]
+    for at, (kind, layer) in enumerate(places):
+        for number, (other, later) in enumerate(places):
+            with vit.shared_traces():
+                first = vit.trace(images, grad=[kind], start=layer)
+                second = vit.trace(images, grad=[other], start=later)
+            assert (second is first) == (number >= at), ((kind, layer), (other, later))
+            own = vit.trace(images, grad=[other], start=later).gradients(classes, other, [later])
+            assert torch.equal(second.gradients(classes, other, [later])[0], own[0])
+    with vit.shared_traces():
+        cut = vit.trace(images, grad=["attention"], detach_attention=True)
+        assert vit.trace(images, grad=["attention"]) is not cut
+        assert vit.trace(images) is cut
+
+
+@pytest.mark.parametrize("method", ["ar", "dap", "gradcam", "legrad", "attr", "gmar", "cdam"])
+def test_a_batch_of_the_paper_needs_one_traced_forward_pass(method):
+    """The explanation, the runner-up's and LDA's two references; AGCAM cuts attention out, Chefer may be in double."""
+    vit, passes = ViT(small()), []
+    vit.model.register_forward_pre_hook(lambda *_: passes.append(1))  # copies of the model have it too
+    metrics = load_metrics("paper")
+    evaluation = Evaluation(vit, load_method(method), metrics)
+    images = [Loaded(name, torch.randn(3, 64, 64), None, 0) for name in "ab"]
+    assert {row["status"] for row in evaluation(images, list(metrics))} == {"ok"}
+    assert len(passes) == 1  # scoring goes another way: it leaves out what the head does not read
 
 
 def test_device_and_dtype():

@@ -4,7 +4,8 @@ import pytest
 import torch
 from layouts import LAYOUTS, SIZE, build
 
-from dap_bench import ViT
+from dap_bench import UserError, ViT
+from dap_bench.isolation import copied
 from dap_bench.vit.scoring import shortcut_is_exact
 
 SHORT = {"plain", "registers", "distilled", "layer scale, qk-norm"}
@@ -29,6 +30,26 @@ def test_the_shortcut_computes_the_last_block_for_few_tokens(name):
     vit.blocks[-1].mlp.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
     vit.score(torch.randn(1, 3, *SIZE))
     assert seen == [2 if name == "distilled" else 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "average"])
+def test_compiled_scoring_gives_the_same_logits(name):
+    vit = ViT(build(name))
+    images = torch.randn(5, 3, *SIZE)
+    expected = vit.score(images)
+    vit.compile = True
+    for count in (5, 3, 1):  # any number of images
+        torch.testing.assert_close(vit.score(images[:count]), expected[:count], rtol=0, atol=2e-5)
+    assert not copied(vit).compile  # an explainer's copy would be compiled for every batch
+
+
+def test_what_cannot_be_compiled_is_a_sentence(monkeypatch):
+    vit = ViT(build("plain"))
+    vit.compile = True
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no compiler\nat all")))
+    with pytest.raises(UserError, match=r"compile=true does not work here \(no compiler\); use compile=false"):
+        vit.score(torch.randn(1, 3, *SIZE))
 
 
 def test_bf16_scoring_stays_near_fp32():
