@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dap_bench import __version__
+from dap_bench import UserError, __version__
 from dap_bench.report.compare import compare, latex, markdown, published, rank_agreement
 
 PAPER = Path(__file__).parents[2] / "results" / "paper"
@@ -112,7 +112,23 @@ def test_rank_agreement_by_hand(compared):
     (line,) = rank_agreement(compared).to_dict("records")
     assert (line["tau"], line["methods"], line["metric"], line["agree"]) == (1.0, 3, "deletion", 2)
     assert line["difference"] == pytest.approx(0.012)
-    assert "| ViT-T | Balanced | Del | 2 of 3 | +0.012 | 1.00 |" in markdown(compared)
+    assert line["mad"] == pytest.approx(0.012)
+    assert line["spread"] == pytest.approx(2**0.5 * (0.010 + 0.005 + 0.010) / 3)
+    assert "| ViT-T | Balanced | Del | 2 of 3 | +0.012 | 0.012 | 0.012 | 1.00 |" in markdown(compared)
+
+
+def test_one_set_stands_beside_both_draws():
+    """AR's Del is 0.187 and 0.185 in print; ours, of 1,000 images, may differ by 0.010 sqrt(1 + 1000/800) + 0.0005."""
+    line = {"model": "vit_t", "method": "ar", "sampler": "non_balanced", "metric": "deletion", "data": "parquet"}
+    ours = {**line, "n": 1000, "missing": 0, "failed": 0, "version": __version__, "command": ""}
+    table = pd.DataFrame([{**ours, "mean": 0.1705, "low": 0.1605, "high": 0.1805}])
+    alone, both = (compare(table, published(PAPER), one_set).dropna(subset=["mean"]) for one_set in (False, True))
+    assert set(alone["sampler"]) == {"non_balanced"}
+    found = both.query("table == 'table1'").set_index("sampler")
+    assert found["verdict"].to_dict() == {"balanced": "differs", "non_balanced": "agrees"}
+    assert found["spread"].tolist() == pytest.approx([0.010 * (2 * 1000 / 800) ** 0.5] * 2)
+    with pytest.raises(UserError, match="needs rows of one sampling"):
+        compare(pd.concat([table, table.assign(sampler="balanced")]), published(PAPER), True)
 
 
 def test_what_is_missing_has_its_command(compared):
