@@ -31,7 +31,7 @@ from dap_bench.metrics.deletion import Deletion, Insertion
 from dap_bench.runner import CHUNK_CPU, CHUNK_CUDA, batch_size_of, bytes_per_image
 from dap_bench.vit.loading import blueprint
 
-SECTIONS = ("limit", "peers", "cells", "explainers", "growth", "precision", "memory", "long_run")
+SECTIONS = ("limit", "peers", "cells", "explainers", "growth", "precision", "memory", "long_run", "download")
 STEPS = 16  # divides the number of pixels, so that torch-cam's points fall on ours
 SLOW = ("rise", "integrated_gradients", "smoothgrad")  # many passes by design: conf/method/README.md
 QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes that divide the number of pixels
@@ -88,12 +88,14 @@ def machine(vit: ViT, options: argparse.Namespace, section: str) -> str:
     repeats = f"Medians of {options.repeats} turns, {options.images} images"
     if section == "explainers":
         repeats = f"Medians of 3 turns, {options.images} images"
-    if section in ("growth", "precision", "memory", "long_run"):
+    if section in ("growth", "precision", "memory", "long_run", "download"):
         repeats = "Once"
     if section == "memory":
         model = "random weights"
     if section == "long_run":
         model = "vit_shapes"
+    if section == "download":
+        model = "no model"
     return (
         f"*{model}, on {name}; "
         f"Python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads. "
@@ -473,6 +475,13 @@ def long_run(vit: ViT, options: argparse.Namespace) -> str:
             raise SystemExit(f"{' '.join(command)} failed")
     title = f"\n## A long run\n\n{options.long:,} images of the embedded default, DAP, batches of {size}.\n\n"
     return title + table(["images done", "memory, MiB", "open files"], rows)
+
+
+def download(vit: ViT, options: argparse.Namespace) -> str:
+    """Images from a Hub on this machine, with one request at a time and with many."""
+    script = Path(__file__).parent / "download.py"
+    found = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout
+    return f"\n## Download\n\n{found}"
 
 
 def precision(vit: ViT, options: argparse.Namespace) -> str:
