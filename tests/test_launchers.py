@@ -14,7 +14,7 @@ from dap_bench.report.status import progress
 
 ENGINES = [
     pytest.param(["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"], id="joblib", marks=pytest.mark.slow),
-    pytest.param(["hydra/launcher=submitit_local"], id="submitit"),
+    pytest.param(["hydra/launcher=submitit_local"], id="submitit", marks=pytest.mark.slow),
     pytest.param(
         ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"],
         id="ray",
@@ -114,6 +114,7 @@ def test_a_cell_that_cannot_run_is_a_sentence_and_the_others_run(start, whole, t
         assert sum("n=12, failed=0" in text for text in (out, *logs)) == 1
 
 
+@pytest.mark.slow
 def test_slurm_gets_one_job_per_cell_with_one_gpu_each(start, whole, tmp_path):
     """The batch script that submitit makes, line by line; it is then run by a stand-in for Slurm."""
     for name, text in (("sbatch", SBATCH), ("srun", SRUN), ("sacct", "#!/bin/bash\n")):

@@ -199,7 +199,7 @@ def test_help_shows_groups_and_commands(command):
     code, out, _ = command("--help")
     assert code in (0, None)
     for word in (
-        "method: agcam, ar, attr",
+        "method: agcam, ar, attnlrp, attr",
         "vit_shapes",
         "python -m dap_bench model=vit_b method=dap",
         "sampler.per_class",

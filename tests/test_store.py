@@ -404,7 +404,7 @@ class Store(RuleBasedStateMachine):
 
 
 Store.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_the_store_by_its_model = Store.TestCase
 

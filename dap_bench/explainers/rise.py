@@ -42,7 +42,7 @@ def rise(
     require_int("seed", seed, least=0)
     require_number("probability", probability, least=0.001, most=1)
     vit._check(images)
-    maps = torch.zeros_like(images[:, 0]).flatten(1)
+    maps = images.new_zeros(len(images), images.shape[2] * images.shape[3])
     for drawn in draw(samples, cells, probability, seed, vit.image_size):
         drawn = drawn.to(images.dtype).to(images.device)
         for at, image in enumerate(images):  # one by one: a batch gives the maps of its images

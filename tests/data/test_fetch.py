@@ -94,6 +94,7 @@ def test_a_hub_that_drips_ends_it_with_a_sentence(run, server, kind):
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_weights_that_drip_end_it_with_a_sentence(run, server):
     server.fail("resolve", "drip", file="model.safetensors")
     code, _, errors = run("dap_bench.fetch", "model=vit_t", "data=shapes", "sampler.n=1", HF_HUB_DOWNLOAD_TIMEOUT="1")

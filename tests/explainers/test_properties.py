@@ -334,14 +334,24 @@ def test_heatmaps_are_as_symmetric_as_their_maps_to_the_last_bit():
 @pytest.mark.parametrize(
     ("name", "changes", "patches"),
     [
-        ("deit3_small_patch16_224", {"embed_dim": 48, "num_heads": 3, "img_size": 64}, 16),  # no class position
+        pytest.param(  # no class position
+            "deit3_small_patch16_224",
+            {"embed_dim": 48, "num_heads": 3, "img_size": 64},
+            16,
+            marks=pytest.mark.slow,
+        ),
         ("vit_tiny_patch16_384", {"img_size": (96, 64)}, 24),  # not square
         (
             "vit_base_patch16_clip_224",
             {"embed_dim": 48, "num_heads": 3, "img_size": 64},
             16,
         ),  # norm_pre
-        ("vit_small_patch8_224", {"img_size": 64, "embed_dim": 48, "num_heads": 3}, 64),  # DINO's size
+        pytest.param(  # DINO's size
+            "vit_small_patch8_224",
+            {"img_size": 64, "embed_dim": 48, "num_heads": 3},
+            64,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_other_families(name, changes, patches):

@@ -4,10 +4,13 @@ import pytest
 import torch
 from layouts import LAYOUTS, SIZE, build
 
-from dap_bench import ViT, load_method, load_metrics
+from dap_bench import ViT, load_method
+from dap_bench.config import compose, instantiate_metrics
 from dap_bench.metrics.base import Batch
 
-METRICS = load_metrics("all")
+FEW = ["metric.max_sensitivity.samples=2", "metric.randomisation.depths=2"]
+FEW += [f"metric.{name}.steps=4" for name in ("deletion", "insertion", "abpc", "positive", "negative")]
+METRICS = instantiate_metrics(compose("metric=all", *FEW).metric)
 EXPLAIN = load_method("dap")
 
 
