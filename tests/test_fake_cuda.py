@@ -493,20 +493,38 @@ DAP = {
 }
 
 
-@pytest.mark.parametrize(("method", "expected"), [("ar", AR), ("dap", DAP)])
-def test_a_batch_waits_for_nothing_new(vits, pictures, mask, method, expected):
-    """The GPU runs dry whenever Python waits for it. Who adds to the list should know, and who can shorten it may."""
-    metrics = load_metrics("paper")
+def waits(vits, pictures, mask, method, metrics):
+    """What a batch of images waits for that the runner has sent ahead."""
 
     def work(vit):
-        images = pictures.to(vit.device, non_blocking=True)  # as the runner sends them ahead
+        images = pictures.to(vit.device, non_blocking=True)
         loaded = [Loaded(str(number), image, mask, 2) for number, image in enumerate(images)]
         evaluation(vit, method, metrics, pictures)(loaded, list(metrics))
 
-    found = both(work, vits)[2]
-    changes = [
+    return both(work, vits)[2]
+
+
+def changes(found, expected):
+    return [
         f"{kind} in {place}: {found[kind, place]} times, not {expected.get((kind, place), 0)}"
         for kind, place in sorted(found.keys() | expected)
         if found[kind, place] != expected.get((kind, place), 0)
     ]
-    assert not changes, "\n".join(["a batch waits for the device elsewhere than it did:", *changes])
+
+
+@pytest.mark.parametrize(("method", "expected"), [("ar", AR), ("dap", DAP)])
+def test_a_batch_waits_for_nothing_new(vits, pictures, mask, method, expected):
+    """The GPU runs dry whenever Python waits for it. Who adds to the list should know, and who can shorten it may."""
+    new = changes(waits(vits, pictures, mask, method, load_metrics("paper")), expected)
+    assert not new, "\n".join(["a batch waits for the device otherwise than the list says:", *new])
+
+
+def test_a_new_wait_is_named(vits, pictures, mask):
+    def asking(vit, images, classes, layers=False):
+        return quick("ar")(vit, images * images.amax().item(), classes, layers)
+
+    metrics = load_metrics("afs")
+    before = waits(vits, pictures, mask, "ar", metrics)
+    assert changes(waits(vits, pictures, mask, asking, metrics), before) == [
+        "read in isolation.py:call: 1 times, not 0"
+    ]
