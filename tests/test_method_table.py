@@ -38,9 +38,9 @@ def test_the_level_is_that_of_the_maps():
 
 
 def test_costs_are_those_of_the_defaults():
-    """Steps, samples and masks as the YAML files have them; a forward and a backward pass are three."""
+    """Steps, samples and masks as the YAML files have them; a forward and a backward pass are two (test_cost.py)."""
     options = {name: load_method(name).keywords for name in ("integrated_gradients", "smoothgrad", "rise")}
-    assert int(cell("integrated_gradients", "cost")) == 3 * options["integrated_gradients"]["steps"]
-    assert int(cell("smoothgrad", "cost")) == 3 * options["smoothgrad"]["samples"]
+    assert int(cell("integrated_gradients", "cost")) == 2 * options["integrated_gradients"]["steps"]
+    assert int(cell("smoothgrad", "cost")) == 2 * options["smoothgrad"]["samples"]
     assert int(cell("rise", "cost").replace(",", "")) == options["rise"]["samples"]
     assert int(cell("beyond_intuition", "cost")) == load_method("beyond_intuition").keywords["steps"] + 1
