@@ -4,6 +4,7 @@
 commit a76854a, `generate_ours` as head and `generate_ours_c` as token, 20 steps, images one by one, in double precision
 on the CPU) for the weights, images and classes of `nano.npz`. Their `start_layer` counts from 1: `_start2` is 3 there.
 `_average` is their model with global pooling, which reads the mean of the patches through the same norm, with mae=True.
+`scripts/golden.py` makes them again.
 """
 
 import numpy as np

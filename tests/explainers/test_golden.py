@@ -1,4 +1,4 @@
-"""Every explainer against the numbers of its original public code."""
+"""Every explainer against the numbers of its original public code, which scripts/golden.py makes again."""
 
 import numpy as np
 import pytest
