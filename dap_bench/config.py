@@ -263,7 +263,7 @@ def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:
     for key, value in overrides.items():
         if key in selections:
             continue
-        if key not in node and "_partial_" in node:
+        if key not in list(node) and "_partial_" in node:  # `in node` is false for what must be given, ???
             options = ", ".join(str(option) for option in node if not str(option).startswith("_"))
             raise UserError(f"{group} {name!r} has no option {key!r}; it has {options or 'none'}.")
         OmegaConf.update(node, key, value, force_add=True)

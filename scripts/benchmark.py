@@ -5,6 +5,7 @@ neighbour hits both sides. The tables go to results/benchmark.md. The peers need
 """
 
 import argparse
+import ast
 import contextlib
 import os
 import platform
@@ -31,7 +32,7 @@ from dap_bench.metrics.deletion import Deletion, Insertion
 from dap_bench.runner import CHUNK_CPU, CHUNK_CUDA, batch_size_of, bytes_per_image
 from dap_bench.vit.loading import blueprint
 
-SECTIONS = ("limit", "peers", "cells", "explainers", "growth", "precision", "memory", "long_run", "download")
+SECTIONS = ("limit", "peers", "cells", "explainers", "growth", "precision", "memory", "long_run", "download", "cost")
 STEPS = 16  # divides the number of pixels, so that torch-cam's points fall on ours
 SLOW = ("rise", "integrated_gradients", "smoothgrad")  # many passes by design: conf/method/README.md
 QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes that divide the number of pixels
@@ -88,14 +89,14 @@ def machine(vit: ViT, options: argparse.Namespace, section: str) -> str:
     repeats = f"Medians of {options.repeats} turns, {options.images} images"
     if section == "explainers":
         repeats = f"Medians of 3 turns, {options.images} images"
-    if section in ("growth", "precision", "memory", "long_run", "download"):
+    if section in ("growth", "precision", "memory", "long_run", "download", "cost"):
         repeats = "Once"
     if section == "memory":
         model = "random weights"
     if section == "long_run":
         model = "vit_shapes"
-    if section == "download":
-        model = "no model"
+    if section in ("download", "cost"):
+        model = "no weights"
     return (
         f"*{model}, on {name}; "
         f"Python {platform.python_version()}, torch {torch.__version__}, {torch.get_num_threads()} threads. "
@@ -475,6 +476,14 @@ def long_run(vit: ViT, options: argparse.Namespace) -> str:
             raise SystemExit(f"{' '.join(command)} failed")
     title = f"\n## A long run\n\n{options.long:,} images of the embedded default, DAP, batches of {size}.\n\n"
     return title + table(["images done", "memory, MiB", "open files"], rows)
+
+
+def cost(vit: ViT, options: argparse.Namespace) -> str:
+    """FLOPs of methods and metrics in forward passes, and what that means for the paper on some cards."""
+    script = Path(__file__).parent / "cost.py"
+    found = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout
+    about = ast.get_docstring(ast.parse(script.read_text())) or ""
+    return f"\n## Cost\n\n{about.split(chr(10), 2)[2]}\n\n{found}"
 
 
 def download(vit: ViT, options: argparse.Namespace) -> str:

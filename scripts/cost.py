@@ -16,13 +16,14 @@ from functools import cache
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from dap_bench import ViT, load_method, load_metrics
-from dap_bench.config import choices, compose
+from dap_bench.config import CONF, choices, compose
 from dap_bench.explainers.base import Explanation
 from dap_bench.explainers.rise import CHUNK
 from dap_bench.isolation import Given, call, copied
@@ -32,6 +33,12 @@ from dap_bench.vit.loading import blueprint
 
 MODELS = ("vit_t", "vit_s", "vit_b", "vit_l")
 META = torch.device("meta")
+CARDS = {  # FLOPs a second in fp32, in bf16 on tensor cores (dense, summed in fp32), and in fp64, as their maker has them
+    "RTX 3090": (35.6e12, 71e12, 0.556e12),
+    "RTX 4090": (82.6e12, 165.2e12, 1.29e12),
+    "A100": (19.5e12, 312e12, 9.7e12),
+    "H100 SXM": (67e12, 989e12, 34e12),
+}
 REPEATED = {  # what says how often, and how many are done at a time
     "beyond_intuition": ("steps", 1),
     "integrated_gradients": ("steps", 1),
@@ -215,6 +222,28 @@ def metrics(models: Sequence[str]) -> str:
     return table(["metric", *models], rows)
 
 
+def cards(images: int = 1600) -> str:
+    """Hours of experiment=paper at the rates that makers publish: no program reaches them, a half is good."""
+    asked = OmegaConf.load(CONF / "experiment" / "paper.yaml").hydra.sweeper.params
+    scoring = explaining = 0.0
+    for of in asked.model.split(","):
+        passes = 1 + sum(metric(name, of).total for name in ("deletion", "insertion", "tcc"))
+        references = sum(metric(name, of).total for name in ("lda", "lda_prior"))
+        for name in asked.method.split(","):
+            explained = method(name, of, layers=True).total + method(name, of).total + references
+            scoring += images * passes * unit(of)
+            explaining += images * explained * unit(of)
+    rows = []
+    for card, (single, half, double) in CARDS.items():
+        hours = [scoring / a + explaining / b for a, b in ((single, single), (half, single), (half, double))]
+        rows.append(
+            [card, *(f"{rate / 1e12:g}" for rate in (single, half, double)), *(f"{x / 3600:.2f}" for x in hours)]
+        )
+    header = ["card", "fp32", "bf16", "fp64", "all in fp32", "`precision=bf16`", "and `explain_precision=fp64`"]
+    passes = f"{(scoring + explaining) / 1e15:,.0f}"
+    return f"{passes} PFLOPs; rates in TFLOPS, hours at these rates:\n\n" + table(header, rows)
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -229,6 +258,7 @@ def main() -> None:
     print(f"GFLOPs of a forward pass: {sizes}.\n")
     print(methods(options.models, options.double))
     print(metrics(options.models))
+    print(f"The paper, `experiment=paper`: {cards()}")
 
 
 if __name__ == "__main__":

@@ -180,3 +180,8 @@ def test_a_map_of_another_size_is_a_sentence(tmp_path, exported):
     one_file(tmp_path, {name: (a[:100], b[:100]) for name, (a, b) in made.items()})
     with pytest.raises(UserError, match="has 100 numbers, expected 196 .patches. or 50176 .pixels."):
         run(tmp_path / "rows", cache, *ARGUMENTS, f"method.path={tmp_path / 'all.npz'}", method="maps")
+
+
+def test_maps_as_a_library(tmp_path):
+    """`path` has no default, which OmegaConf does not count among a config's keys."""
+    assert load_method("maps", path=str(tmp_path)).keywords["path"] == str(tmp_path)
