@@ -33,7 +33,7 @@ from dap_bench.vit.loading import blueprint
 
 MODELS = ("vit_t", "vit_s", "vit_b", "vit_l")
 META = torch.device("meta")
-CARDS = {  # FLOPs a second in fp32, in bf16 on tensor cores (dense, summed in fp32), and in fp64, as their maker has them
+CARDS = {  # FLOPs a second, as their maker has them: fp32, bf16 on tensor cores (dense, summed in fp32), fp64
     "RTX 3090": (35.6e12, 71e12, 0.556e12),
     "RTX 4090": (82.6e12, 165.2e12, 1.29e12),
     "A100": (19.5e12, 312e12, 9.7e12),

@@ -7,9 +7,12 @@ from helpers import PIXELS
 
 from dap_bench import config, load_method
 from dap_bench.config import CONF
+from dap_bench.report.layouts import label
+from dap_bench.report.rows import load_rows
 
 TEXT = (CONF / "method" / "README.md").read_text()
-LINES = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TEXT.splitlines() if line.startswith("| ")]
+FIRST, SECOND = TEXT.split("## Chefer in single precision")
+LINES = [[cell.strip() for cell in line.split("|")[1:-1]] for line in FIRST.splitlines() if line.startswith("| ")]
 COLUMNS, ROWS = LINES[0], {cells[0].strip("`"): cells for cells in LINES[1:]}
 
 
@@ -44,3 +47,13 @@ def test_costs_are_those_of_the_defaults():
     assert int(cell("smoothgrad", "cost")) == 2 * options["smoothgrad"]["samples"]
     assert int(cell("rise", "cost").replace(",", "")) == options["rise"]["samples"]
     assert int(cell("beyond_intuition", "cost")) == load_method("beyond_intuition").keywords["steps"] + 1
+
+
+def test_chefer_in_both_precisions_is_what_the_rows_say():
+    cells = {cell.names["method"]: cell for cell in load_rows(CONF.parent / "results" / "reference" / "precision")}
+    for metric in ("deletion", "insertion", "cs", "tcc", "afs", "lda"):
+        single, double = (cells[f"chefer_{precision}"].values(metric) for precision in ("fp32", "fp64"))
+        change = (single - double).abs()
+        assert len(change) == 200
+        numbers = [f"{value:.3f}" for value in (single.mean(), double.mean(), change.mean(), change.max())]
+        assert f"| {label(metric)} | {' | '.join(numbers)} |" in SECOND
