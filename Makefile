@@ -5,7 +5,7 @@ VENV ?= .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
 
-.PHONY: help install tools demo tables compare figures report status benchmark test test-slow test-oracles lint format clean
+.PHONY: help install tools demo tables compare figures report status benchmark test test-slow test-oracles test-cluster lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -56,6 +56,10 @@ test-oracles: $(INSTALLED) ## compare with captum, grad-cam, zennit, lxt and qua
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracles]'
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps lxt # its rules need torch alone
 	$(RUN) -m pytest -q -m oracle tests/oracles
+
+test-cluster: $(INSTALLED) ## sweeps on Slurm, where there is one, and on Ray, which this installs
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[slurm,ray]'
+	$(RUN) -m pytest -q -rs -m cluster tests/test_cluster.py $(ARGS)
 
 lint: $(INSTALLED) ## ruff and mypy
 	$(RUN) -m ruff check .

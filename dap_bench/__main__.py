@@ -51,6 +51,8 @@ def main() -> None:
     except ERRORS as error:
         _stop(error)
     except RuntimeError as error:
+        if type(error).__module__.startswith("submitit."):
+            _stop(_job_error(error))
         if "srun" not in str(error):
             raise
         _stop(UserError("hydra/launcher=slurm needs a machine where Slurm's srun and sbatch are; none are found here."))
@@ -58,6 +60,14 @@ def main() -> None:
         if error.filename is None:
             raise
         _stop(UserError(f"{error.filename} cannot be used ({error.strerror})."))
+
+
+def _job_error(error: Exception) -> UserError:
+    """What submitit says of a job that Slurm did not take, or that ended without an answer, in one sentence."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    reason = next((line for line in reversed(lines) if "rror: " in line), lines[0])
+    where = "messages of jobs are in results_dir, under .sweep/.submitit/"
+    return UserError(f"Slurm: {reason.strip(' .')}; {where}, and the same command goes on.")
 
 
 def _stop(error: Exception) -> None:

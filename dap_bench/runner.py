@@ -268,7 +268,7 @@ class _Work:
                 if interrupted or number + 1 == len(batches):
                     written.result()
                 if interrupted:
-                    raise Interrupted(interrupted[0])
+                    _stop(interrupted.pop())
 
     def _sent(self, batch: list[int]) -> "list[tuple[Tensor, Tensor | None] | BadImage]":
         """A batch with its pictures on the device, or on their way to it. Runs beside the model, in a thread."""
@@ -371,11 +371,20 @@ def _kept(row: dict[str, Any]) -> set[str]:
     return {name for name in (row.get("kept") or "").split(",") if name}
 
 
+STOP = ("SIGINT", "SIGTERM", "SIGHUP")  # Ctrl-C, a scheduler, a closed terminal; Windows has no SIGHUP
+REQUEUE = ("SIGUSR1", "SIGUSR2")  # what submitit has Slurm send before a job's time is over
+
+
+def _numbers(names: Sequence[str]) -> list[int]:
+    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
     """The first signal to stop lets the batch finish, the second stops at once.
 
-    Ctrl-C; and what a scheduler or a closed terminal sends, where nobody else has made arrangements for it.
+    Signals of `STOP` where nobody else has made arrangements for them, those of `REQUEUE` where somebody has: what a
+    handler raises in the middle of a batch would be taken for a failure of the method.
     """
     if threading.current_thread() is not threading.main_thread():
         yield []
@@ -392,14 +401,22 @@ def _interruptible() -> Iterator[list[int]]:
         for number, handler in before.items():
             signal.signal(number, handler)
 
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            before[number] = signal.signal(number, note)
+    ours = [n for n in _numbers(STOP) if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
+    for number in [*ours, *(n for n in _numbers(REQUEUE) if callable(signal.getsignal(n)))]:
+        before[number] = signal.signal(number, note)
     try:
         yield caught
     finally:
         restore()
+
+
+def _stop(number: int) -> None:
+    """Between batches: stop, or let whoever has arranged for the signal decide; submitit queues the job again."""
+    handler = signal.getsignal(number)
+    if number in _numbers(REQUEUE) and callable(handler):
+        handler(number, None)
+    else:
+        raise Interrupted(number)
 
 
 def _conclude(cell: store.Cell, samples: SampleSet, mine: list[int]) -> None:

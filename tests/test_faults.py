@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dap_bench import UserError, config, runner, store
+from dap_bench.evaluation import Evaluation
 from dap_bench.vit import ViT
 
 SCORED = ["metric=[deletion,tcc]", "metric.deletion.steps=6"]
@@ -99,6 +100,34 @@ def test_a_signal_to_stop_and_then_the_same_command(tmp_path, cache, number, cod
     if number == signal.SIGTERM:
         subprocess.run(arguments, check=True, capture_output=True)
         assert values(cell) == values(run(tmp_path / "undisturbed", cache, *many))
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="there is no SIGUSR2 here")
+def test_a_handler_that_a_launcher_made_acts_between_batches(tmp_path, cache, undisturbed, monkeypatch):
+    """submitit's raises an exception, which in the middle of a batch would be taken for a failure of the method."""
+    measure, calls = Evaluation._measure, []
+
+    def signalled(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGUSR2)
+        return measure(self, *arguments)
+
+    def handler(number, frame):
+        raise RuntimeError("not queued again")
+
+    monkeypatch.setattr(Evaluation, "_measure", signalled)
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with pytest.raises(RuntimeError, match="not queued again"):
+            run(tmp_path, cache)
+        assert signal.getsignal(signal.SIGUSR2) is handler
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    (cell,) = store.cells(tmp_path)
+    assert len(cell.rows()) == 6  # with the second batch
+    assert values(cell) == {sample: undisturbed[sample] for sample in values(cell)}
+    assert values(run(tmp_path, cache)) == undisturbed
 
 
 def test_running_out_of_memory_while_scoring(tmp_path, cache, monkeypatch, caplog):

@@ -49,9 +49,14 @@ SCRIPT = """#!/bin/bash
 #SBATCH --open-mode=append
 #SBATCH --output=FOLDER/.sweep/.submitit/%A_%a/%A_%a_0_log.out
 #SBATCH --partition=gpu
-#SBATCH --signal=USR2@120
+#SBATCH --requeue
+#SBATCH --signal=USR2@300
 #SBATCH --time=240
 #SBATCH --wckey=submitit
+
+# setup
+job=$SLURM_JOB_ID; [ -z "$SLURM_ARRAY_TASK_ID" ] || job=$SLURM_ARRAY_JOB_ID"_$SLURM_ARRAY_TASK_ID"
+trap '[ $? = 137 ] && [ $((SLURM_RESTART_COUNT)) -lt 3 ] && scontrol requeue $job' EXIT
 
 # command
 export SUBMITIT_EXECUTOR=slurm

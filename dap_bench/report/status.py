@@ -1,6 +1,8 @@
 """How far are the cells? Done, part, failed or missing, and how long the rest will take."""
 
 import csv
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -22,18 +24,20 @@ class Progress:
     failed: int
     seconds: float | None  # per image
     shards: tuple[str, ...] = ()  # those with images still missing, where the cell was divided
+    changed: float | None = None  # when a file of it was last written: does a job still work on it?
 
     @property
     def state(self) -> str:
         if self.done < self.n:
-            return f"{self.done}/{self.n}" if self.done else "missing"
+            return f"{self.done}/{self.n}"
         if self.failed:
             return f"{self.failed} failed"
         return "done" if self.n == IMAGES else f"done, n={self.n}"
 
     def __str__(self) -> str:
         where = f" (shard {', '.join(self.shards)})" if self.shards else ""
-        return f"{' '.join(self.names.values())}: {self.n - self.done} of {self.n} images are missing{where}"
+        when = "" if self.changed is None else f", last change {_duration(max(0, time.time() - self.changed))} ago"
+        return f"{' '.join(self.names.values())}: {self.n - self.done} of {self.n} images are missing{where}{when}"
 
 
 def progress(results: str | Path = "results/runs") -> list[Progress]:
@@ -48,10 +52,20 @@ def progress(results: str | Path = "results/runs") -> list[Progress]:
             # RESULTS/model/method/data-sampler/fingerprint
             shards = tuple(missing_shards(cell.folder.parents[3], info, set(rows["sample_id"])))
             failed = int((rows["status"] != "ok").sum())
-            found.append(Progress(names, info["n"], len(rows), failed, median(ok) if len(ok) else None, shards))
+            seconds = median(ok) if len(ok) else None
+            found.append(Progress(names, info["n"], len(rows), failed, seconds, shards, _changed(cell)))
         except (UserError, OSError, ValueError):
             continue  # the tables name a damaged cell; here it counts as missing
     return found
+
+
+def _changed(cell: store.Cell) -> float:
+    """When cell.json or a part was last written. Parts may vanish meanwhile: a run that ends merges them."""
+    times = []
+    for file in (cell.folder / "cell.json", *cell.parts()):
+        with suppress(FileNotFoundError):
+            times.append(file.stat().st_mtime)
+    return max(times)
 
 
 def missing_shards(results: Path, info: dict[str, object], having: set[str]) -> list[str]:
@@ -120,4 +134,6 @@ def _left(cells: list[Progress], missing: set[tuple[str, str, str]]) -> list[str
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{max(1, round(seconds / 60))} minutes"
+    if seconds < 90:
+        return f"{round(seconds)} seconds"
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{round(seconds / 60)} minutes"

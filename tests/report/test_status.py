@@ -1,5 +1,8 @@
 """What is done, what is not, and what is left to do, with cells known by hand."""
 
+import os
+import re
+
 from omegaconf import OmegaConf
 
 from dap_bench.config import CONF
@@ -37,6 +40,7 @@ def test_states(tmp_path):
     }
     assert found["dap"].shards == ("2/2",)
     text = grid(progress(tmp_path), {("vit_t", "balanced", m) for m in ("ar", "dap", "legrad")})
+    text = re.sub(r"last change \d+ seconds ago", "last change N seconds ago", text)
     assert text.splitlines() == [
         "Balanced  ViT-T",
         "AR        done, n=4",
@@ -46,9 +50,18 @@ def test_states(tmp_path):
         "DAP       2/4",
         "",
         "4 cells done, 1 in part, 1 missing; 1 images failed.",
-        "  vit_t dap balanced toy: 2 of 4 images are missing (shard 2/2)",
+        "  vit_t dap balanced toy: 2 of 4 images are missing (shard 2/2), last change N seconds ago",
         "About 802.0 hours left in one process, at the speed of the rows so far.",  # 2 images, and a cell of 800
     ]
+
+
+def test_a_cell_that_has_begun_tells_when_it_was_last_written(tmp_path):
+    cell(tmp_path, [])
+    for file in tmp_path.rglob("f/*"):
+        os.utime(file, (0, 0))
+    (begun,) = progress(tmp_path)
+    assert begun.state == "0/4"
+    assert re.fullmatch(r".*: 4 of 4 images are missing, last change \d+\.\d hours ago", str(begun))
 
 
 def test_a_model_without_rows_has_no_estimate():
