@@ -47,6 +47,7 @@ class Evaluation:
     ) -> None:
         self.vit, self.explain, self.metrics, self.double = vit, explain, metrics, double
         self.chunk, self.known, self.debug = chunk, known if known is not None else {}, debug
+        self.layered = True  # whether the explainer has maps by layer, as far as is known
         self.companions = companions  # other images of the sample set for some ids, that many each [B,n,3,H,W]
         self.needs = self._needs(metrics) | ({"masks"} if takes(explain, "masks") else set())
 
@@ -101,7 +102,9 @@ class Evaluation:
             ids=list(ids),
             known=self.known,
         )
-        batch.explain_all("alternative" in needs, [self.metrics[name] for name in metrics])
+        asking = [self.metrics[name] for name in metrics if self.layered or "layers" not in self._needs([name])]
+        batch.explain_all("alternative" in needs, asking)
+        self.layered = "layers" not in needs or batch.explanation.layers is not None
         columns: dict[str, list[Any]] = {
             "predicted": batch.predicted.tolist(),
             "alternative": batch.alternative.tolist(),

@@ -115,6 +115,7 @@ def test_double_precision_is_counted_apart():
     assert inside.double == inside.total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - {"maps", "oracle"} - set(DAP)))
 def test_the_table_of_methods(name):
     told = float(cell(name, "cost").replace(",", ""))
@@ -129,6 +130,7 @@ def test_dap_costs_its_prior():
         assert cost.method(name, "vit_t").total == pytest.approx(prior, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METRICS)
 def test_the_table_of_metrics(name):
     told = METRICS[name][COLUMNS.index("cost")]

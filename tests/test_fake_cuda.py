@@ -471,6 +471,7 @@ AR = {
     ("read", "explainers/gradcam.py:gradcam"): 2,  # patches without a gradient
     ("read", "isolation.py:altered"): 2,  # before the model is used again: after LDA's priors, after the first class
     ("read", "vit/model.py:_same"): 3,  # is there a trace of these images
+    ("to cpu", "vit/trace.py:gradients"): 2,  # are there gradients of these classes
     # three curves: deletion, insertion, TCC
     ("to cuda", "metrics/perturbation.py:curve"): 3,  # counts of pixels
     ("to cuda", "metrics/perturbation.py:patch_of_pixel"): 1,  # of TCC
@@ -489,6 +490,7 @@ DAP = {
     ("read", "explainers/base.py:checked"): 11,
     ("read", "explainers/gradcam.py:gradcam"): 4,
     ("read", "vit/model.py:_same"): 5,
+    ("to cpu", "vit/trace.py:gradients"): 4,
     ("to cpu", "evaluation.py:_measure"): 4,  # and where it fell back
 }
 

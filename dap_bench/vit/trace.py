@@ -79,9 +79,31 @@ class Trace:
         return _beginning(self.wanted, self.start) <= _beginning(wanted, start)
 
     def gradients(self, classes: Tensor, of: str, layers: Sequence[int] | None = None) -> list[Tensor]:
-        """d z_c / d `of`[l] for each layer, z_c the logit of each image's class. One backward pass for the batch."""
-        chosen = [self._kept[of][layer] for layer in layers] if layers is not None else self._kept[of]
-        return self._differentiate(self._logits, classes, chosen)
+        """d z_c / d `of`[l] for each layer, z_c the logit of each image's class. One backward pass for the batch.
+
+        A pass that goes back to where the graph begins brings all gradients there are: they serve whoever asks next.
+        """
+        kept = self._kept[of]
+        places = [range(len(kept))[layer] for layer in layers] if layers is not None else list(range(len(kept)))
+        known = self._gradients.setdefault(tuple(classes.tolist()), {})
+        if any((of, place) not in known for place in places):
+            wanted = [(of, place) for place in places]
+            if min(places) <= self.start and not self.detached:
+                kinds = self._kept.items()
+                wanted = [
+                    (kind, at) for kind, tensors in kinds for at, each in enumerate(tensors) if each.requires_grad
+                ]
+            tensors = [self._kept[kind][at] for kind, at in wanted]
+            found = self._differentiate(self._logits, classes, tensors)
+            if len(wanted) == len(places):
+                return found
+            known.update(zip(wanted, found, strict=True))
+        return [known[of, place].clone() for place in places]  # whoever asks may write into theirs
+
+    @cached_property
+    def _gradients(self) -> dict[tuple[int, ...], dict[tuple[str, int], Tensor]]:
+        """Gradients that were computed, by the classes they are of."""
+        return {}
 
     def layer_gradients(self, classes: Tensor, of: str, readout: str = "cls") -> list[Tensor]:
         """d y^l_c / d `of`[l], y^l the logits that the head reads from block l's own output (the logit lens).

@@ -130,6 +130,27 @@ def test_a_trace_serves_every_gradient_after_its_beginning():
         assert vit.trace(images) is cut
 
 
+def test_one_backward_pass_serves_all_that_come_after_its_beginning(monkeypatch):
+    vit, images, classes = ViT(small()).double(), torch.randn(2, 3, 64, 64, dtype=torch.float64), torch.tensor([0, 3])
+    passes, grad = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: (passes.append(1), grad(*a, **k))[1])
+    trace = vit.trace(images, grad=["tokens"])
+    fresh = vit.trace(images, grad=["tokens"])
+    late = trace.gradients(classes, "norm1", [-1])
+    assert len(passes) == 1  # a pass that stops early brings only what was asked for
+    trace.gradients(classes, "tokens")
+    everything = [trace.gradients(classes, kind) for kind in ("tokens", "norm1", "attention")]
+    assert len(passes) == 2
+    for kind, found in zip(("tokens", "norm1", "attention"), everything, strict=True):
+        expected = vit.trace(images, grad=["tokens"]).gradients(classes, kind)
+        assert all(map(torch.equal, found, expected))
+    assert torch.equal(late[0], everything[1][-1])
+    everything[1][-1].zero_()  # the caller's own
+    assert torch.equal(trace.gradients(classes, "norm1", [-1])[0], late[0])
+    other = trace.gradients(classes.flip(0), "tokens")
+    assert not torch.equal(other[0], fresh.gradients(classes, "tokens")[0])
+
+
 @pytest.mark.parametrize("method", ["ar", "dap", "gradcam", "legrad", "attr", "gmar", "cdam"])
 def test_a_batch_of_the_paper_needs_one_traced_forward_pass(method):
     """The explanation, the runner-up's and LDA's two references; AGCAM cuts attention out, Chefer may be in double."""
