@@ -4,15 +4,18 @@ PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/installed
+# what gradio needs besides what is there
+GRADIO := brotli fastapi gradio_client groovy hf-gradio httpx orjson pydub python-multipart pytz safehttpx \
+	semantic-version tomlkit typer uvicorn
 
-.PHONY: help install tools demo tables compare figures report status benchmark test test-slow test-oracles test-cluster lint format clean
+.PHONY: help install tools demo tables compare figures report status app benchmark test test-slow test-oracles test-cluster lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 install: $(INSTALLED) ## create .venv and install dap_bench with the pinned versions
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
@@ -41,6 +44,11 @@ status: $(INSTALLED) ## which of the paper's cells are done, and what is left
 
 report: $(INSTALLED) ## one HTML page with all of it
 	$(RUN) -m dap_bench.report $(ARGS)
+
+app: $(INSTALLED) ## maps of a photo in a browser, by gradio, which this installs
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(GRADIO)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gradio # it allows no Pillow 13
+	$(RUN) -m dap_bench.app $(ARGS)
 
 benchmark: $(INSTALLED) ## ratios of speed, also against other programs (results/benchmark.md)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmark]'

@@ -1,10 +1,9 @@
-"""How fast is it? Ratios measured in one run: python scripts/benchmark.py [--checkpoint FILE] [--only limit peers ...]
+"""How fast is it? Ratios measured in one run: python scripts/benchmark.py checkpoint=FILE only=limit,peers
 
 Absolute times depend on the machine; what is compared here ran on the same machine, turn by turn, so that a noisy
 neighbour hits both sides. The tables go to results/benchmark.md. The peers need `pip install .[benchmark]`.
 """
 
-import argparse
 import ast
 import contextlib
 import os
@@ -17,11 +16,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 
-from dap_bench import ViT, load_method, load_metrics, load_vit
+from dap_bench import ViT, files, load_method, load_metrics, load_vit
+from dap_bench.command import Device, command
 from dap_bench.config import choices, compose
 from dap_bench.data import shapes
 from dap_bench.evaluation import Evaluation, Loaded
@@ -29,48 +30,64 @@ from dap_bench.isolation import copied, takes
 from dap_bench.metrics import base, perturbation
 from dap_bench.metrics.base import Batch
 from dap_bench.metrics.deletion import Deletion, Insertion
+from dap_bench.report.markdown import table
 from dap_bench.runner import CHUNK_CPU, CHUNK_CUDA, batch_size_of, bytes_per_image
 from dap_bench.vit.loading import blueprint
 
-SECTIONS = ("limit", "peers", "cells", "explainers", "growth", "precision", "memory", "long_run", "download", "cost")
+Section = Literal[
+    "limit", "peers", "cells", "explainers", "growth", "precision", "memory", "long_run", "download", "cost"
+]
+SECTIONS: tuple[Section, ...] = get_args(Section)
 STEPS = 16  # divides the number of pixels, so that torch-cam's points fall on ours
 SLOW = ("rise", "integrated_gradients", "smoothgrad")  # many passes by design: conf/method/README.md
 QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes that divide the number of pixels
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="vit_t")
-    parser.add_argument("--checkpoint", help="local weights; without them they are random")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--images", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("results/benchmark"), help="a folder; and .md")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--peak", nargs=2, metavar=("METHOD", "IMAGES"), help=argparse.SUPPRESS)
-    parser.add_argument("--long", type=int, default=5000, metavar="IMAGES", help="how many images the long run has")
-    parser.add_argument("--measure", nargs=3, type=int, metavar=("IMAGES", "STEPS", "BATCH"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+class Options(NamedTuple):
+    """What sections have to know."""
+
+    model: str
+    checkpoint: str
+    device: str
+    images: int
+    repeats: int
+    long: int
+
+
+@command()
+def main(
+    model: str = "vit_t",
+    checkpoint: Annotated[str, "local weights; without them they are random"] = "",
+    device: Device = "auto",
+    images: Annotated[int, "in a batch"] = 8,
+    repeats: Annotated[int, "turns that a median is of"] = 5,
+    out: Annotated[Path, "a folder for the tables one by one; all of them go to the file of that name and .md"] = Path(
+        "results/benchmark"
+    ),
+    only: Annotated[tuple[Section, ...], "tables to make; by default all"] = (),
+    long: Annotated[int, "how many images the long run has"] = 5000,
+    peak: Annotated[str, "a method: print the peak memory of a batch of `images`, and nothing else"] = "",
+    measure: Annotated[tuple[int, ...], "images, steps, batch size: print seconds and memory, and nothing else"] = (),
+) -> None:
+    options = Options(model, checkpoint, device, images, repeats, long)
     vit = load(options)
-    if options.peak:
-        print(peak(vit, options.peak[0], int(options.peak[1])))
+    if peak:
+        print(memory_of(vit, peak, images))
         return
-    if options.measure:
-        print(*measure(vit, *options.measure))
+    if measure:
+        print(*growth_of(vit, *measure))
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    for section in options.only:
+    for section in only or SECTIONS:
         text = f"{globals()[section](vit, options)}\n{machine(vit, options, section)}\n"
-        (options.out / f"{section}.md").write_text(text.lstrip())
+        files.write_text(out / f"{section}.md", text.lstrip())
         print(text, flush=True)
-    parts = [options.out / f"{section}.md" for section in SECTIONS]
+    parts = [out / f"{section}.md" for section in SECTIONS]
     whole = "\n".join(part.read_text() for part in parts if part.exists())
-    options.out.with_suffix(".md").write_text(
-        f"# Benchmark\n\n{__doc__.split(chr(10), 2)[2].split('The table')[0]}\n{whole}"
-    )
+    about = __doc__.split("\n\n", 1)[1].split("The tables")[0]
+    files.write_text(out.with_suffix(".md"), f"# Benchmark\n\n{about}\n{whole}")
 
 
-def load(options: argparse.Namespace) -> ViT:
+def load(options: Options) -> ViT:
     if options.checkpoint:
         return load_vit(options.model, device=options.device, checkpoint=options.checkpoint)
     import timm
@@ -82,7 +99,7 @@ def load(options: argparse.Namespace) -> ViT:
     return ViT(timm.create_model(tag, pretrained=False).eval().to(choose_device(options.device)))
 
 
-def machine(vit: ViT, options: argparse.Namespace, section: str) -> str:
+def machine(vit: ViT, options: Options, section: str) -> str:
     device = vit.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu()}, {os.cpu_count()} cores"
     model = f"{options.model}, {'pretrained' if options.checkpoint else 'random'} weights"
@@ -140,15 +157,10 @@ def synchronise() -> None:
         torch.cuda.synchronize()
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 # ---------------------------------------------------------------------- sections
 
 
-def limit(vit: ViT, options: argparse.Namespace) -> str:
+def limit(vit: ViT, options: Options) -> str:
     """Del + Ins + TCC against the same number of plain forward passes."""
     images = pictures(vit, options.images)
     metrics = load_metrics("deletion", "insertion", "tcc")
@@ -201,7 +213,7 @@ def limit(vit: ViT, options: argparse.Namespace) -> str:
     )
 
 
-def cells(vit: ViT, options: argparse.Namespace) -> str:
+def cells(vit: ViT, options: Options) -> str:
     """A batch of a metric=paper cell against the scoring that is in it."""
     count = 4 * options.images
     loaded = [Loaded(str(at), image, None, 0) for at, image in enumerate(pictures(vit, count))]
@@ -249,7 +261,7 @@ class Stopwatch:
             setattr(module, name, function)
 
 
-def peers(vit: ViT, options: argparse.Namespace) -> str:
+def peers(vit: ViT, options: Options) -> str:
     """The same maps, model, steps and baseline in other programs."""
     images = pictures(vit, options.images)
     classes = vit.score(images).argmax(1).clone()
@@ -339,7 +351,7 @@ def peers(vit: ViT, options: argparse.Namespace) -> str:
     return title + table(["", "seconds", "compared", "Del", "Ins"], rows)
 
 
-def explainers(vit: ViT, options: argparse.Namespace) -> str:
+def explainers(vit: ViT, options: Options) -> str:
     """Images per second of every method, in a batch, one by one and in double precision."""
     images = pictures(vit, options.images)
     classes = vit.score(images).argmax(1).clone()
@@ -363,7 +375,7 @@ def explainers(vit: ViT, options: argparse.Namespace) -> str:
     ) + table(["method", "batch", "one by one", "ratio", "in double", "ratio"], rows)
 
 
-def growth(vit: ViT, options: argparse.Namespace) -> str:
+def growth(vit: ViT, options: Options) -> str:
     """Time and peak memory as images, steps and batch size grow; each in a process of its own."""
     rows = []
     for images, steps, batch in (
@@ -375,9 +387,8 @@ def growth(vit: ViT, options: argparse.Namespace) -> str:
         (16, 10, 16),
         (16, 10, 4),
     ):
-        arguments = ["--model", options.model, "--measure", str(images), str(steps), str(batch)]
-        arguments += ["--checkpoint", options.checkpoint] if options.checkpoint else []
-        seconds, memory = apart(options, *arguments)
+        weights = f"checkpoint={options.checkpoint}"
+        seconds, memory = apart(options, f"model={options.model}", f"measure={images},{steps},{batch}", weights)
         forwards = images * (2 * (steps - 1) + 4)
         rows.append([str(images), str(steps), str(batch), seconds, f"{1000 * float(seconds) / forwards:.1f}", memory])
     return "\n## Growth\n\nDAP with Del, Ins and TCC.\n\n" + table(
@@ -385,7 +396,7 @@ def growth(vit: ViT, options: argparse.Namespace) -> str:
     )
 
 
-def measure(vit: ViT, images: int, steps: int, size: int) -> tuple[str, str]:
+def growth_of(vit: ViT, images: int, steps: int, size: int) -> tuple[str, str]:
     """Seconds and peak memory of a small evaluation in this process."""
     explain = load_method("dap")
     metrics = [Deletion(steps=steps), Insertion(steps=steps), *load_metrics("tcc").values()]
@@ -409,19 +420,19 @@ def peak_memory(vit: ViT) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def apart(options: argparse.Namespace, *arguments: str) -> list[str]:
+def apart(options: Options, *arguments: str) -> list[str]:
     """What this script prints with these arguments in a process of its own."""
-    command = [sys.executable, __file__, "--device", options.device, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    own = [sys.executable, __file__, f"device={options.device}", *arguments]
+    return subprocess.run(own, check=True, capture_output=True, text=True).stdout.split()
 
 
-def memory(vit: ViT, options: argparse.Namespace) -> str:
+def memory(vit: ViT, options: Options) -> str:
     """What one more image in the batch costs an explainer, for every ViT of the paper (random weights)."""
     rows = []
     for model in ("vit_t", "vit_s", "vit_b", "vit_l"):
         cells = [model]
         for method in ("ar", "gradcam", "dap", "attr", "chefer"):  # the last one takes most
-            few, many = (float(*apart(options, "--model", model, "--peak", method, str(n))) for n in (2, 6))
+            few, many = (float(*apart(options, f"model={model}", f"peak={method}", f"images={n}")) for n in (2, 6))
             cells.append(f"{(many - few) / 4:.0f}")
         rows.append(cells)
     title = "\n## Memory\n\nMiB that each image of a batch adds to the peak of the process, random weights.\n\n"
@@ -449,36 +460,36 @@ def batches() -> list[list[str]]:
     return rows
 
 
-def peak(vit: ViT, method: str, images: int) -> str:
+def memory_of(vit: ViT, method: str, images: int) -> str:
     """Peak memory of explaining one batch in this process."""
     drawn = pictures(vit, images)
     load_method(method)(vit, drawn, torch.zeros(images, dtype=torch.long, device=drawn.device))
     return f"{peak_memory(vit):.0f}"
 
 
-def long_run(vit: ViT, options: argparse.Namespace) -> str:
+def long_run(vit: ViT, options: Options) -> str:
     """Memory and open files of the program itself while it goes through many images, watched from outside."""
     rows, size = [], 32
     with tempfile.TemporaryDirectory() as folder:
         arguments = [f"sampler.n={options.long}", f"data.size={options.long}", "metric=[cs,tcc,afs]"]
         arguments += [f"batch_size={size}", f"results_dir={folder}/rows", f"cache_dir={folder}/cache"]
-        command = [sys.executable, "-m", "dap_bench", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        status, files = Path(f"/proc/{process.pid}/status"), Path(f"/proc/{process.pid}/fd")
+        program = [sys.executable, "-m", "dap_bench", *arguments]
+        process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        status, opened = Path(f"/proc/{process.pid}/status"), Path(f"/proc/{process.pid}/fd")
         while process.poll() is None:
             time.sleep(0.05)
             done = size * len(list(Path(folder).rglob("part-*.parquet")))
             if done >= (len(rows) + 1) * options.long / 10:
                 with contextlib.suppress(OSError, IndexError):  # it has just ended
                     now = int(status.read_text().split("VmRSS:")[1].split()[0]) / 1024
-                    rows.append([f"{done:,}", f"{now:.0f}", str(len(list(files.iterdir())))])
+                    rows.append([f"{done:,}", f"{now:.0f}", str(len(list(opened.iterdir())))])
         if process.returncode:
-            raise SystemExit(f"{' '.join(command)} failed")
+            raise SystemExit(f"{' '.join(program)} failed")
     title = f"\n## A long run\n\n{options.long:,} images of the embedded default, DAP, batches of {size}.\n\n"
     return title + table(["images done", "memory, MiB", "open files"], rows)
 
 
-def cost(vit: ViT, options: argparse.Namespace) -> str:
+def cost(vit: ViT, options: Options) -> str:
     """FLOPs of methods and metrics in forward passes, and what that means for the paper on some cards."""
     script = Path(__file__).parent / "cost.py"
     found = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout
@@ -486,14 +497,14 @@ def cost(vit: ViT, options: argparse.Namespace) -> str:
     return f"\n## Cost\n\n{about.split(chr(10), 2)[2]}\n\n{found}"
 
 
-def download(vit: ViT, options: argparse.Namespace) -> str:
+def download(vit: ViT, options: Options) -> str:
     """Images from a Hub on this machine, with one request at a time and with many."""
     script = Path(__file__).parent / "download.py"
     found = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True).stdout
     return f"\n## Download\n\n{found}"
 
 
-def precision(vit: ViT, options: argparse.Namespace) -> str:
+def precision(vit: ViT, options: Options) -> str:
     """How far scores move when perturbed images are scored in a lower precision."""
     images = pictures(vit, options.images)
     explain, rows = load_method("legrad"), []

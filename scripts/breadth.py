@@ -1,37 +1,41 @@
-"""All methods x all metrics in one page: python scripts/breadth.py [results=results/breadth]
+"""All methods x all metrics in one page: python scripts/breadth.py
 
 results/breadth/README.md and a matrix per model, from rows alone. Per metric: the methods that are better than every
 control (paired, corrected after Holm), and whether the metric tells the controls from the methods at all.
 """
 
-import sys
 from pathlib import Path
+from typing import Annotated
 
 import pandas as pd
 
 from dap_bench import files, summarize
+from dap_bench.command import command
 from dap_bench.report import figures
 from dap_bench.report.layouts import group, label, ordered
+from dap_bench.report.markdown import table as markdown
 from dap_bench.report.rows import CellRows, load_rows
 from dap_bench.report.summary import holm, paired
 
+RESULTS = Path("results/breadth")
 CONTROLS = ("random", "centre", "edges")
 
 
-def main(results: str = "results/breadth") -> None:
+@command()
+def main(results: Annotated[Path, "folder of folders of rows, which the page is written to"] = RESULTS) -> None:
     parts = [INTRODUCTION]
-    for folder in sorted(each for each in Path(results).iterdir() if each.is_dir()):
+    for folder in sorted(each for each in results.iterdir() if each.is_dir()):
         table, cells = summarize(folder), load_rows(folder)
         for model in sorted(set(table["model"])):
             block = table[table["model"] == model]
-            figures.matrix(block, Path(results) / f"matrix-{model}")
+            figures.matrix(block, results / f"matrix-{model}")
             count = int(block["n"].max())
             parts.append(f"## {model}, {count} images\n\n![ranks](matrix-{model}.png)\n")
             parts.append(values(block))
             parts.append(against_controls([cell for cell in cells if cell.names["model"] == model]))
         commands = sorted({cell.info["command"] for cell in cells})
         parts.append("Made by\n\n```bash\n" + "\n".join(commands) + "\n```\n")
-    files.write_text(Path(results) / "README.md", "\n".join(parts))
+    files.write_text(results / "README.md", "\n".join(parts))
     print(f"wrote {results}/README.md")
 
 
@@ -46,7 +50,7 @@ def values(block: pd.DataFrame) -> str:
     """Methods in lines, metrics in columns, each with its interval."""
     metrics = ordered(set(block.loc[block["mean"].notna(), "metric"]))
     lines = block.set_index(["method", "metric"])
-    rows = [["", *map(label, metrics)], ["---"] * (len(metrics) + 1)]
+    rows = []
     for method in ordered(set(block["method"])):
         cells = []
         for metric in metrics:
@@ -54,14 +58,14 @@ def values(block: pd.DataFrame) -> str:
             known = line is not None and line["mean"] == line["mean"]
             cells.append(f"{line['mean']:.3f} [{line['low']:.3f}, {line['high']:.3f}]" if known else "")
         rows.append([label(method), *cells])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return markdown(["", *map(label, metrics)], rows)
 
 
 def against_controls(cells: list[CellRows]) -> str:
     """Per metric: which methods are better than every control, image by image."""
     controls = [cell for cell in cells if cell.names["method"] in CONTROLS]
     methods = [cell for cell in cells if group(cell.names["method"]) not in ("control", "ablation")]
-    rows = [["metric", "better than every control", "not better than some control"], ["---"] * 3]
+    rows = []
     for metric in ordered({metric for cell in methods for metric in cell.info["metrics"]}):
         tests = {}
         for cell in methods:
@@ -80,8 +84,8 @@ def against_controls(cells: list[CellRows]) -> str:
         better = [name for name in named if all(key in wins for key in tests if key[0] == name)]
         others = [name for name in named if name not in better]
         rows.append([label(metric), *(", ".join(map(label, some)) or "none" for some in (better, others))])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return markdown(["metric", "better than every control", "not better than some control"], rows)
 
 
 if __name__ == "__main__":
-    main(**dict(option.split("=", 1) for option in sys.argv[1:]))
+    main()

@@ -8,12 +8,11 @@ which consumer GPUs do at 1/64 of the speed.
 A backward pass costs a little more than a forward pass, not twice as much: the weights need no gradient.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from omegaconf import OmegaConf
@@ -23,11 +22,13 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from dap_bench import ViT, load_method, load_metrics
+from dap_bench.command import command
 from dap_bench.config import CONF, choices, compose
 from dap_bench.explainers.base import Explanation
 from dap_bench.explainers.rise import CHUNK
 from dap_bench.isolation import Given, call, copied
 from dap_bench.metrics.base import Batch
+from dap_bench.report.markdown import table
 from dap_bench.vit import double_of
 from dap_bench.vit.loading import blueprint
 
@@ -209,7 +210,7 @@ def methods(models: Sequence[str], double: bool = False) -> str:
     """The table of methods, without `maps`, which reads files, and `oracle`, which is told."""
     names = [name for name in choices("method") if name not in ("maps", "oracle")]
     rows = [[f"`{name}`", *(str(method(name, of, double)) for of in models)] for name in names]
-    return table(["method", *models], rows)
+    return table(["method", *models], rows, right=True)
 
 
 def metrics(models: Sequence[str]) -> str:
@@ -219,7 +220,7 @@ def metrics(models: Sequence[str]) -> str:
         return f"{cost} + {cost.explanations:g} E" if cost.explanations else str(cost)
 
     rows = [[f"`{name}`", *(cell(metric(name, of)) for of in models)] for name in load_metrics("all")]
-    return table(["metric", *models], rows)
+    return table(["metric", *models], rows, right=True)
 
 
 def cards(images: int = 1600) -> str:
@@ -241,23 +242,18 @@ def cards(images: int = 1600) -> str:
         )
     header = ["card", "fp32", "bf16", "fp64", "all in fp32", "`precision=bf16`", "and `explain_precision=fp64`"]
     passes = f"{(scoring + explaining) / 1e15:,.0f}"
-    return f"{passes} PFLOPs; rates in TFLOPS, hours at these rates:\n\n" + table(header, rows)
+    return f"{passes} PFLOPs; rates in TFLOPS, hours at these rates:\n\n" + table(header, rows, right=True)
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), help="of conf/model")
-    parser.add_argument("--double", action="store_true", help="explain in double precision, as explain_precision=fp64")
-    options = parser.parse_args()
-    sizes = ", ".join(f"{of} {unit(of) / 1e9:.2f}" for of in options.models)
+@command()
+def main(
+    models: Annotated[tuple[str, ...], "of conf/model"] = MODELS,
+    double: Annotated[bool, "explain in double precision, as explain_precision=fp64 does"] = False,
+) -> None:
+    sizes = ", ".join(f"{of} {unit(of) / 1e9:.2f}" for of in models)
     print(f"GFLOPs of a forward pass: {sizes}.\n")
-    print(methods(options.models, options.double))
-    print(metrics(options.models))
+    print(methods(models, double))
+    print(metrics(models))
     print(f"The paper, `experiment=paper`: {cards()}")
 
 

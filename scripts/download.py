@@ -1,10 +1,9 @@
-"""How fast do images come from the Hub? python scripts/download.py [--pause 0.05] [--rate 8]
+"""How fast do images come from the Hub? python scripts/download.py pause=0.05 rate=8
 
 A Hub on this machine (that of the tests) waits before every answer and gives each connection so many MiB a second; from
 it one image of each row group is drawn, with one request at a time and with as many as the program makes.
 """
 
-import argparse
 import io
 import os
 import random
@@ -12,9 +11,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from dap_bench.command import command
+from dap_bench.report.markdown import line, table
 
 TESTS = Path(__file__).parents[1] / "tests" / "data"
 FILES, GROUPS, IMAGES, SIZE = 8, 12, 16, 2**16  # files, row groups in a file, images in a row group, bytes of an image
@@ -34,21 +37,19 @@ print(count, middle - start, end - middle, memory)
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pause", type=float, default=0.05, help="seconds before every answer")
-    parser.add_argument("--rate", type=float, default=8, help="MiB a second for each connection")
-    options = parser.parse_args()
+@command()
+def main(
+    pause: Annotated[float, "seconds before every answer"] = 0.05,
+    rate: Annotated[float, "MiB a second for each connection"] = 8,
+) -> None:
     sys.path.insert(0, str(TESTS))
     from hub_server import TOKEN, HubServer
 
     names = [f"data/train-{number:05d}-of-{FILES:05d}.parquet" for number in range(FILES)]
-    print(
-        "| requests at a time | labels (s) | images (s) | MiB a second | to the Hub | to the storage | MiB of memory |"
-    )
-    print("|---|---|---|---|---|---|---|")
+    header = ["requests at a time", "labels (s)", "images (s)", "MiB a second"]
+    print(table([*header, "to the Hub", "to the storage", "MiB of memory"], []), end="")
     with HubServer() as server:
-        server.pause, server.rate = options.pause, options.rate * 2**20
+        server.pause, server.rate = pause, rate * 2**20
         files = {name: shard(number) for number, name in enumerate(names)}
         server.publish("some/images", {"README.md": b"---\nlicense: other\n---\n", **files})
         times = []
@@ -76,7 +77,7 @@ def main() -> None:
                 *asked,
                 f"{memory:.0f}",
             ]
-            print("| " + " | ".join(map(str, row)) + " |", flush=True)
+            print(line(row), end="", flush=True)
     (label, image), (labels, images) = times
     print(f"\nlabels {label / labels:.1f} times as fast, images {image / images:.1f} times")
 

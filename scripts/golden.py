@@ -1,4 +1,4 @@
-"""The golden numbers made again by the methods' authors: python scripts/golden.py [repositories=FOLDER] [write=FOLDER]
+"""The golden numbers made again by the methods' authors: python scripts/golden.py repositories=FOLDER
 
 `tests/data/nano.npz` and `beyond_intuition.npz` hold what the methods' original public code gives for a small random
 ViT. Its weights (`w/...`), images (`x`) and classes (the most likely and the second) are in nano.npz and are taken as
@@ -21,7 +21,7 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -29,8 +29,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from dap_bench import files
+from dap_bench.command import command
 from dap_bench.errors import UserError
-from dap_bench.report.command import command
+from dap_bench.report.markdown import line, table
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 GIVEN = ("w/", "x", "num_heads", "class/")  # how the keys of nano.npz begin that no original makes
@@ -440,30 +442,33 @@ def check(folder: Path) -> None:
             raise UserError(f"{place} is not {repository} at {commit}; python scripts/golden.py says how to fetch it.")
 
 
-@command(repositories="", write="")
-def main(repositories: str, write: str) -> int:
-    if not repositories:
+@command()
+def main(
+    repositories: Annotated[Path | None, "folder of the originals' checkouts; without it, how to fetch them"] = None,
+    write: Annotated[Path | None, "folder to write both files to"] = None,
+) -> int:
+    if repositories is None:
         print(commands())
         return 0
-    check(Path(repositories))
+    check(repositories)
     golden = {name: dict(np.load(DATA / f"{name}.npz")) for name in ("nano", "beyond_intuition")}
     new = {name: dict(arrays) for name, arrays in golden.items()}
-    print("| array | original | precision | largest difference | bound |\n|---|---|---|---|---|")
+    print(table(["array", "original", "precision", "largest difference", "bound"], []), end="")
     failed = False
     for entry in ORIGINALS:
-        made = repeat(entry, Path(repositories), golden["nano"])
+        made = repeat(entry, repositories, golden["nano"])
         new[entry.file] |= made
         origin, precision = f"{entry.repository}@{COMMITS[entry.repository][:7]}", str(entry.dtype)[len("torch.") :]
         for name in entry.arrays:
             keys = {key(name, which) for which in ("pred", "alt")}
             off = np.max([difference(made[one], golden[entry.file][one]) for one in keys])  # NaN if one is
             failed |= not off <= entry.bound
-            print(f"| {name} | {origin} | {precision} | {off:.1e} | {entry.bound:.0e} |", flush=True)
+            print(line([name, origin, precision, f"{off:.1e}", f"{entry.bound:.0e}"]), end="", flush=True)
     if write:
-        Path(write).mkdir(parents=True, exist_ok=True)
         for name, arrays in new.items():
-            np.savez_compressed(Path(write) / f"{name}.npz", **arrays)
-            print(f"wrote {Path(write) / name}.npz")
+            with files.replacing(write / f"{name}.npz") as draft, draft.open("wb") as file:
+                np.savez_compressed(file, **arrays)
+            print(f"wrote {write / name}.npz")
     return int(failed)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from dap_bench.command import command
 from dap_bench.errors import UserError
-from dap_bench.report.command import command
 from dap_bench.report.compare import published
 from dap_bench.report.layouts import label, ordered, paper
 from dap_bench.report.rows import CellRows, load_rows
@@ -181,13 +181,13 @@ SAMPLERS, METRICS = paper("table1").samplers, paper("table1").metrics
 METHODS = ordered({*paper("table1").methods, *paper("table3").methods})
 
 
-@command(
-    rows="results/reference/protocol",
-    reference="results/reference/vit_t",
-    paper="results/paper",
-    out="results/reference/PROTOCOL.md",
-)
-def main(rows: str, reference: str, paper: str, out: str) -> None:
+@command()
+def main(
+    rows: str = "results/reference/protocol",
+    reference: str = "results/reference/vit_t",
+    paper: str = "results/paper",
+    out: str = "results/reference/PROTOCOL.md",
+) -> None:
     try:
         sections = _sections(load_rows(rows), load_rows(reference), published(paper))
     except KeyError as error:

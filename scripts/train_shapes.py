@@ -7,18 +7,18 @@ and pictures with holes in them, which explainers and their metrics make, are no
 The siblings have other tokens and other heads (registers, average pooling, a distillation token) and learn from the
 same pictures in the same way. What a model is made of is said in conf/model, nowhere else.
 
-    python scripts/train_shapes.py                                   # vit_shapes: about 15 minutes on two CPU cores
-    python scripts/train_shapes.py vit_shapes_reg vit_shapes_avg     # pictures are drawn once: 2 GB of temporary disk
+    python scripts/train_shapes.py                                       # vit_shapes: 15 minutes on two CPU cores
+    python scripts/train_shapes.py models=vit_shapes_reg,vit_shapes_avg  # drawn once: 2 GB of temporary disk
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import tempfile
 import time
 from multiprocessing import Pool
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import timm
@@ -29,6 +29,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dap_bench import files
+from dap_bench.command import command
 from dap_bench.config import compose
 from dap_bench.data import shapes
 
@@ -192,35 +194,33 @@ def report(model: nn.Module, data: NDArray[np.uint8]) -> None:
 def store(model: nn.Module, path: Path, dtype: torch.dtype) -> None:
     """Write the weights in `dtype`, and leave the model with what a reader of the file will get."""
     rounded = {name: value.to(dtype).contiguous() for name, value in model.state_dict().items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(rounded, path)
+    with files.replacing(path) as draft:
+        save_file(rounded, draft)
     model.load_state_dict(rounded)
 
 
-def main() -> None:
-    """Draw once; train, save and test each model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=[FULL], help="names in conf/model")
-    parser.add_argument("--images", type=int, default=9600, help="training pictures to draw")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--tests", type=int, default=2000, help="unseen pictures to test on")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=WEIGHTS, help="folder of the weights")
-    args = parser.parse_args()
-
-    torch.set_num_threads(args.threads)
+@command()
+def main(
+    models: Annotated[tuple[str, ...], "of conf/model"] = (FULL,),
+    images: Annotated[int, "training pictures to draw"] = 9600,
+    steps: Annotated[int, "of the optimiser"] = 1000,
+    batch: Annotated[int, "pictures in a step"] = 64,
+    lr: Annotated[float, "the highest learning rate"] = 1.5e-3,
+    tests: Annotated[int, "unseen pictures to test on"] = 2000,
+    threads: Annotated[int, "of torch"] = 2,
+    out: Annotated[Path, "folder of the weights"] = WEIGHTS,
+) -> None:
+    torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         start = time.time()
-        data = render(args.images, 1, Path(folder) / "train.npy")
-        unseen = render(args.tests, 0, Path(folder) / "test.npy")
-        print(f"drew {args.images} + {args.tests} pictures in {time.time() - start:.0f} s", flush=True)
-        for name in args.models:
-            start, path = time.time(), args.out / f"{name}.safetensors"
+        data = render(images, 1, Path(folder) / "train.npy")
+        unseen = render(tests, 0, Path(folder) / "test.npy")
+        print(f"drew {images} + {tests} pictures in {time.time() - start:.0f} s", flush=True)
+        for name in models:
+            start, path = time.time(), out / f"{name}.safetensors"
             torch.manual_seed(0)
             model = build(name)
-            train(model, data, args.steps, args.batch, args.lr)
+            train(model, data, steps, batch, lr)
             store(model, path, torch.float32 if name == FULL else torch.float16)
             print(f"saved {path.name}, {path.stat().st_size / 1e6:.2f} MB; {(time.time() - start) / 60:.1f} minutes")
             report(model, unseen)
