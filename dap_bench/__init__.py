@@ -1,7 +1,15 @@
 """dap_bench: a benchmark for explainers of Vision Transformers."""
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers see of the names below
+    from dap_bench.config import load_method, load_metrics, load_vit
+    from dap_bench.errors import UserError
+    from dap_bench.explainers.base import Explanation
+    from dap_bench.isolation import generator
+    from dap_bench.report.summary import summarize
+    from dap_bench.vit import ViT
 
 try:
     __version__ = version("dap-bench")

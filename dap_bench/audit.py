@@ -1,17 +1,8 @@
-"""python -m dap_bench.audit method=my_method.norms: is a method fit to be compared? Asked before a reviewer does.
+"""Check a method before a reviewer does: dap-bench audit method=my_method.norms
 
-  method=A,B,...      methods of conf/method, functions (my_method.norms), or all; method.OPTION=VALUE for a single one
-  model=vit_shapes    a model of conf/model or any timm tag; model.checkpoint=FILE for local weights
-  data=shapes         where the images come from, with its options: data=parquet data.path=FOLDER
-  image=FILE,FILE     photos instead, or a folder of them
-  n=8                 how many images
-  device=auto         auto | cpu | cuda | mps
-  out=FILE.md         the page to write, besides the table in the terminal; a file may hold several pages
-  --config-dir FOLDER configs of one's own
-
-One method gives a line per check, several give a line per method. What is measured, and what passes, is in
-dap_bench/checks.py. The exit code is 1 if a map is not finite, most are constant, or maps depend on the batch or change
-from call to call: then no row would mean anything. All else is said, and is the reader's to judge.
+One method gives a line per check, several methods a line each. dap_bench/checks.py says what is measured and what
+passes. The exit code is 1 if a map is not finite, most maps are constant, or maps depend on the batch or change from
+call to call: rows would then be meaningless. Everything else is reported for you to judge.
 """
 
 import platform
@@ -20,48 +11,49 @@ import shlex
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from dap_bench import files
 from dap_bench.checks import HARD, LEGEND, QUESTIONS, Check, Subject, Yardstick, audit
+from dap_bench.command import Device, command, grouped
 from dap_bench.config import choices, compose, load_method, load_source, load_vit
 from dap_bench.data.images import FORMATS, BadImage, decode
 from dap_bench.data.samplers import non_balanced
 from dap_bench.data.sources.base import Record
 from dap_bench.errors import UserError, path, require_int
 from dap_bench.isolation import Given
-from dap_bench.report.command import command
+from dap_bench.report.markdown import table
 
 WIDTH = 100  # columns of a terminal
 MARKS = {"pass": "", "note": "?", "fail": "!"}
 
 
-@command(
-    others=re.compile(r"(method|model|data)\.\w+=").match,
-    method="",
-    model="vit_shapes",
-    data="shapes",
-    image="",
-    n="8",
-    device="auto",
-    out="",
-)
-def main(method: str, model: str, data: str, image: str, n: str, device: str, out: str, others: list[str]) -> int:
+@command(others=r"(method|model|data)\.\w+=.*")
+def main(
+    *others: Annotated[str, "method.KEY=VALUE of a single method, model.KEY=VALUE, data.KEY=VALUE"],
+    method: Annotated[str, "methods A,B of conf/method, functions (my_method.norms), or all"] = "",
+    model: Annotated[str, "a model of conf/model or any timm tag; model.checkpoint=FILE: local weights"] = "vit_shapes",
+    data: Annotated[str, "data source, with its options: data=parquet data.path=FOLDER"] = "shapes",
+    image: Annotated[str, "use photos A,B instead, or a folder of them"] = "",
+    n: Annotated[int, "how many images"] = 8,
+    device: Device = "auto",
+    out: Annotated[Path | None, "FILE.md to write the page to as well; pages of other audits in it are kept"] = None,
+) -> int:
     import torch
 
     if not method:
-        raise UserError(f"say what to audit: method=NAME, one of {', '.join(choices('method'))}, or method=all.")
-    options = _options(others)
+        raise UserError(f"name a method to audit: method=NAME, one of {', '.join(choices('method'))}, or method=all.")
+    require_int("n", n)
+    options = grouped(others, "method", "model", "data")
     names = _complete() if method == "all" else method.split(",")
     if len(names) > 1 and options["method"]:
-        raise UserError(f"method.{next(iter(options['method']))} is an option of one method; name one.")
+        raise UserError(f"method.{next(iter(options['method']))} is an option of one method; name only one.")
     methods = {name: load_method(name, **options["method"]) for name in names}
-    require_int("n", int(n) if n.isdecimal() else n)
     vit = load_vit(model, device=device, **options["model"])
-    records = _photos(image, int(n)) if image else _drawn(data, options["data"], int(n))
+    records = _photos(image, n) if image else _drawn(data, options["data"], n)
     given, runner_up = _given(vit, records)
 
     pages: dict[str, list[Check] | str] = {}
@@ -88,7 +80,7 @@ def main(method: str, model: str, data: str, image: str, n: str, device: str, ou
     if out:
         asked = shlex.join(["python", "-m", "dap_bench.audit", *sys.argv[1:]])
         head = f"`{asked}`\n\n{where}; {versions}.\n\n"
-        _write(path("out", out), title, f"{head}{_markdown(pages)}\n\n{_end(pages)}\n")
+        _write(out, title, f"{head}{_markdown(pages)}\n\n{_end(pages)}\n")
         print(f"wrote {out}")
     return 1 if any(isinstance(checks, str) or _failed(checks) for checks in pages.values()) else 0
 
@@ -96,13 +88,6 @@ def main(method: str, model: str, data: str, image: str, n: str, device: str, ou
 def _complete() -> list[str]:
     """The methods that need no more than their YAML says."""
     return [name for name in choices("method") if not OmegaConf.missing_keys(compose(f"method={name}").method)]
-
-
-def _options(texts: list[str]) -> dict[str, dict[str, Any]]:
-    """method.relu=false model.checkpoint=FILE -> {"method": {"relu": False}, "model": {"checkpoint": "FILE"}, ...}"""
-    found = OmegaConf.to_container(OmegaConf.from_dotlist(texts))
-    assert isinstance(found, dict)
-    return {group: dict(found.get(group) or {}) for group in ("method", "model", "data")}
 
 
 # ---------------------------------------------------------------------- images
@@ -150,8 +135,8 @@ def _terminal(pages: dict[str, list[Check] | str]) -> str:
         import pandas as pd
 
         rows = {name: _cells(checks, "{value}{mark}") for name, checks in pages.items()}
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=list(QUESTIONS)).to_string(line_width=WIDTH)
-        return "\n".join(line.rstrip(" \\") for line in table.splitlines())
+        shown = pd.DataFrame.from_dict(rows, orient="index", columns=list(QUESTIONS)).to_string(line_width=WIDTH)
+        return "\n".join(line.rstrip(" \\") for line in shown.splitlines())
     widths = [max(len(getattr(check, key)) for check in first) for key in ("name", "value", "verdict")]
     lines = []
     for check in first:
@@ -166,12 +151,12 @@ def _terminal(pages: dict[str, list[Check] | str]) -> str:
 def _markdown(pages: dict[str, list[Check] | str]) -> str:
     (first, *more) = pages.values()
     if not more and not isinstance(first, str):
-        rows = [[check.name, check.value, check.verdict, _safe(check.says)] for check in first]
-        return _table(["check", "measured", "verdict", "what it means"], rows)
+        rows = [[check.name, check.value, check.verdict, check.says] for check in first]
+        return table(["check", "measured", "verdict", "what it means"], rows).rstrip()
     bold = {"pass": "{value}", "note": "*{value}*", "fail": "**{value}**"}
     rows = [[name, *_cells(checks, bold)] for name, checks in pages.items()]
     legend = [f"* {name}: {text}" for name, text in LEGEND.items()]
-    return "\n".join([_table(["method", *QUESTIONS], rows), "", *legend])
+    return "\n".join([table(["method", *QUESTIONS], rows), *legend])
 
 
 def _cells(checks: list[Check] | str, form: str | dict[str, str]) -> list[str]:
@@ -182,16 +167,6 @@ def _cells(checks: list[Check] | str, form: str | dict[str, str]) -> list[str]:
     return [forms[check.verdict].format(value=check.value, mark=MARKS[check.verdict]) for check in checks]
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _safe(text: str) -> str:
-    """A text that comes from a method, in a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def _end(pages: dict[str, list[Check] | str]) -> str:
     """What the marks mean and who fails."""
     lines = []
@@ -199,7 +174,7 @@ def _end(pages: dict[str, list[Check] | str]) -> str:
         lines.append("A value that fails is bold (! in the terminal), one to think about is in italics (?).")
     for name, checks in pages.items():
         if isinstance(checks, str):
-            lines.append(f"{name} was not measured: {_safe(checks)}")
+            lines.append(f"{name} was not measured: {' '.join(checks.split())}")
     bad = {name: _failed(checks) for name, checks in pages.items() if not isinstance(checks, str)}
     said = [f"{name} ({', '.join(which)})" for name, which in bad.items() if which]
     hard = ", ".join(HARD[:-1]) + f" and {HARD[-1]}"
@@ -216,7 +191,7 @@ def _write(file: Path, title: str, text: str) -> None:
     try:
         old = file.read_text(encoding="utf-8") if file.is_file() else ""
     except (OSError, ValueError) as error:
-        raise UserError(f"out={file} holds something else ({error}); name another file.") from error
+        raise UserError(f"out={file} is not a text file ({error}); name another file.") from error
     parts = re.split(r"(?m)^# (?=Audit of )", old)
     pages = {part.partition("\n")[0]: part for part in parts[1:]}
     pages[title] = f"{title}\n\n{text}"

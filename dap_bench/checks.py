@@ -43,7 +43,14 @@ class Undefined(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """One line of an audit."""
+    """One line of an audit.
+
+    Attributes:
+        name: What was asked.
+        value: What was found, in a word.
+        verdict: pass, note or fail.
+        says: The same in a sentence.
+    """
 
     name: str
     value: str
@@ -113,6 +120,7 @@ class Subject:
 
     @cached_property
     def cost(self) -> "Cost":
+        """What explaining these images costs."""
         twin = copied(self.vit)
         return cost(lambda: call(self.explain, twin, self.given), self.given)
 
@@ -136,14 +144,16 @@ def _rho(a: Tensor, b: Tensor) -> Tensor:
 
 
 def finite(subject: Subject) -> Found:
+    """Are the maps made of finite numbers?"""
     good = subject.alone.isfinite().all(1)
     value = f"{int(good.sum())}/{len(good)}"
     if good.all():
-        return value, "pass", "every map is made of numbers"
+        return value, "pass", "all maps are finite"
     return value, "fail", "some maps hold NaN or infinity; their images would be failed rows"
 
 
 def varies(subject: Subject) -> Found:
+    """Do the maps differ from place to place?"""
     maps = subject.finite.alone
     flat = maps.amax(1) - maps.amin(1) <= FLAT * maps.abs().amax(1)
     value = f"{int((~flat).sum())}/{len(flat)}"
@@ -155,13 +165,14 @@ def varies(subject: Subject) -> Found:
 
 
 def batch(subject: Subject) -> Found:
+    """Is an image's map the same whatever batch it comes in?"""
     value = _apart(subject.finite, double=False)
     if value <= ROUNDING:
         return _small(value), "pass", "the same maps one by one, in a batch and in another order"
     exact = _apart(subject.finite, double=True)
     if exact <= EXACT:
         return _small(value), "pass", f"rounding only: in double precision the difference is {_small(exact)}"
-    return _small(value), "fail", "an image's map depends on the batch it is in: no row could be repeated"
+    return _small(value), "fail", "an image's map depends on its batch: rows would not be reproducible"
 
 
 def _apart(subject: Subject, double: bool) -> float:
@@ -176,6 +187,7 @@ def _apart(subject: Subject, double: bool) -> float:
 
 
 def twice(subject: Subject) -> Found:
+    """Are the maps the same when the method is called again?"""
     with global_state():
         value = change(subject.finite.bare(), subject.finite.bare()).max().item()
     if value <= EXACT:
@@ -185,6 +197,7 @@ def twice(subject: Subject) -> Found:
 
 
 def of_class(subject: Subject) -> Found:
+    """Does the map depend on the class?"""
     subject = subject.finite
     other = subject.maps(given=replace(subject.given, classes=subject.runner_up))
     if torch.equal(subject.whole, other):
@@ -196,6 +209,7 @@ def of_class(subject: Subject) -> Found:
 
 
 def head(subject: Subject) -> Found:
+    """Does the map depend on the head's weights?"""
     value = _of_weights(subject.finite, "head")
     if value > 0.99:
         return f"{value:.2f}", "note", "rank correlation with the head's weights shuffled: it hardly uses the head"
@@ -203,6 +217,7 @@ def head(subject: Subject) -> Found:
 
 
 def blocks(subject: Subject) -> Found:
+    """Does the map depend on the blocks' weights?"""
     value = _of_weights(subject.finite, "blocks")
     if value > 0.5:
         return f"{value:.2f}", "note", "rank correlation with the blocks' weights shuffled: much of it is not learned"
@@ -228,23 +243,26 @@ def shuffled(vit: ViT, part: str) -> ViT:
 
 
 def precision(subject: Subject) -> Found:
+    """Is single precision enough?"""
     value = _rho(subject.finite.whole, subject.finite.in_double).min().item()
     if value < 0.99:
         return f"{value:.3f}", "note", "lowest rank correlation of float32 with float64: use explain_precision=fp64"
-    return f"{value:.3f}", "pass", "lowest rank correlation of float32 with float64: single precision will do"
+    return f"{value:.3f}", "pass", "lowest rank correlation of float32 with float64: single precision is enough"
 
 
 def digit(subject: Subject) -> Found:
+    """Does the map stay when only the last digits of the pixels change?"""
     subject = subject.finite
     images = double_of(subject.given.images)
     moved = replace(subject.given, images=images + DIGIT * _signs(subject.given, "digit").to(images))
     value = change(subject.in_double, subject.maps(double=True, given=moved)).max().item()
     if value > ROUNDING:
-        return _small(value), "note", f"change of the map when pixels change by {DIGIT:.0e}: its last digits decide"
+        return _small(value), "note", f"change of the map when pixels change by {DIGIT:.0e}: rounding decides it"
     return _small(value), "pass", f"change of the map when pixels change by {DIGIT:.0e}, in double precision"
 
 
 def leaves_alone(subject: Subject) -> Found:
+    """Are the model, the images and torch's global state as before?"""
     subject = subject.finite
     vit, given = copied(subject.vit), subject.given
     changed: dict[str, bool] = {}
@@ -268,11 +286,13 @@ def leaves_alone(subject: Subject) -> Found:
 
 
 def shift(subject: Subject) -> Found:
+    """Does the map stay when the picture moves by one pixel?"""
     images = subject.finite.given.images
     return _moved(subject.finite, torch.cat([images[..., :1], images[..., :-1]], -1), "the picture moves by one pixel")
 
 
 def noise(subject: Subject) -> Found:
+    """Does the map stay when each pixel changes by the least that a file can hold?"""
     given, vit = subject.finite.given, subject.vit
     step = (vit.normalised(1 / 255) - vit.normalised(0.0)).to(given.images)
     return _moved(
@@ -295,17 +315,19 @@ def _signs(given: Given, what: str) -> Tensor:
 
 
 def seconds(subject: Subject) -> Found:
+    """How long does it take, in forward passes?"""
     mine, forward, theirs = subject.finite.cost, subject.yardstick.forward, subject.yardstick.rollout
     passes, beside = mine.seconds / forward.seconds, theirs.seconds / forward.seconds
-    says = f"forward passes of time, {1000 * mine.seconds:.1f} ms an image; AR takes {beside:.1f}"
+    says = f"time in forward passes, {1000 * mine.seconds:.1f} ms per image; AR takes {beside:.1f}"
     return f"{passes:.1f}", "note" if passes > MUCH * beside else "pass", says
 
 
 def memory(subject: Subject) -> Found:
+    """How much memory does it take, in forward passes?"""
     mine, forward, theirs = subject.finite.cost.bytes, subject.yardstick.forward.bytes, subject.yardstick.rollout.bytes
     if mine is None or forward is None or theirs is None:
         return "-", "note", "this device does not say how much memory is in use"
-    says = f"forward passes of memory, {mine / 2**20:.1f} MiB an image; AR takes {theirs / forward:.1f}"
+    says = f"memory in forward passes, {mine / 2**20:.1f} MiB per image; AR takes {theirs / forward:.1f}"
     return f"{mine / forward:.1f}", "note" if mine > MUCH * theirs else "pass", says
 
 
@@ -329,6 +351,7 @@ class Yardstick:
 
     @classmethod
     def of(cls, vit: ViT, given: Given) -> "Yardstick":
+        """Measure both."""
         twin = copied(vit)
         return cls(
             cost(lambda: twin.score(given.images), given),
@@ -412,7 +435,7 @@ LEGEND = {
 def audit(subject: Subject, tick: Callable[[str], object] = lambda name: None) -> list[Check]:
     """All checks; `tick` hears of each before it begins.
 
-    A method that cannot explain the images at all is the user's to put right.
+    A method that cannot explain the images at all is a user-correctable error.
     """
     found = []
     for name, question in QUESTIONS.items():

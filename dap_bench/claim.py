@@ -1,20 +1,15 @@
-"""python -m dap_bench.claim 'dap > ar on deletion': in which share of settings does a sentence hold?
+"""Count the settings in which a claim holds: dap-bench claim 'dap > ar on deletion'
 
-  'A > B on METRIC'       A is better than B, in the metric's own direction; A < B: worse; several are separated by ;
+  'A > B on METRIC'       A is better than B, in the metric's own direction; A < B: worse; separate several with ;
                           METRIC may be a pattern: 'dap > ar on deletion*'
-  results=FOLDER,FOLDER   where rows are (results/runs)
-  compute=true            compute settings instead, of both methods on one sample set: the metric's options changed
-                          (baseline, unit, steps, ties); other arguments are the run's: model=vit_t sampler.n=200
-  vary=each               of compute: each option by itself, or all of their combinations
-  out=results/claims      of compute: where the rows go; what is there already is not computed again
 
-A setting is what rows can differ in besides the method: data, sampler, model, precision, the metric's options, and
-whether all images count or those that the model gets right. In each one, per image i,
+A setting is everything that rows can differ in besides the method: data, sampler, model, precision, the metric's
+options, and whether all images count or only those that the model classifies correctly. In each one, per image i,
 
-    gain_i = A_i - B_i, or B_i - A_i where lower is better        positive: for the claim
+    gain_i = A_i - B_i, or B_i - A_i where lower is better        positive: supports the claim
 
-The claim holds where the rank-biserial effect of the gains is positive and the paired Wilcoxon test, corrected after
-Holm over the settings, has p < 0.05; it is contradicted where the effect is negative at such a p; else it is undecided.
+The claim holds where the rank-biserial effect of the gains is positive and the paired Wilcoxon test, Holm-corrected
+over the settings, has p < 0.05. It is contradicted where the effect is negative and p < 0.05, and undecided otherwise.
 """
 
 import json
@@ -24,15 +19,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
+from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 
 from dap_bench import config, store
-from dap_bench.errors import UserError, one_of, path
+from dap_bench.command import Results, command
+from dap_bench.errors import UserError, path
 from dap_bench.identity import acting
-from dap_bench.report.command import command
 from dap_bench.report.rows import CellRows, load_rows
 from dap_bench.report.summary import holm, interval, paired
 
@@ -58,10 +54,11 @@ class Claim:
 
     @classmethod
     def of(cls, text: str) -> "Claim":
+        """The claim that a text makes, such as `dap > ar on deletion`."""
         name = r"([\w.+-]+)"
         found = re.fullmatch(rf"\s*{name}\s*([<>])\s*{name}\s+on\s+([\w.+*?-]+)\s*", text)
         if not found or found[1] == found[3]:
-            raise UserError(f"{text.strip()!r} is no claim; write one in quotes, such as 'dap > ar on deletion'.")
+            raise UserError(f"{text.strip()!r} is not a claim; write one in quotes, such as 'dap > ar on deletion'.")
         first, sign, second, metric = found.groups()
         return cls(first, second, metric) if sign == ">" else cls(second, first, metric)
 
@@ -118,7 +115,7 @@ def settings(cells: Sequence[CellRows], claim: Claim) -> list[Setting]:
         methods = sorted({cell.names["method"] for cell in cells})
         metrics = sorted({metric for cell in cells for metric in cell.info["metrics"]})
         raise UserError(
-            f"no rows of {claim.better} and {claim.worse} on {claim.metric} can be compared; there are methods "
+            f"no rows of {claim.better} and {claim.worse} on {claim.metric} can be compared; the rows have methods "
             f"{', '.join(methods)} and metrics {', '.join(metrics)}."
         )
     return found
@@ -172,14 +169,16 @@ def read(results: str) -> list[CellRows]:
     folders = [path("results", text) for text in results.split(",")]
     found = [cell.folder for folder in folders for cell in store.cells(folder)]
     if not found:
-        raise UserError(f"{results} holds no rows; run `python -m dap_bench` first, name others, or compute=true.")
+        raise UserError(
+            f"{results} holds no rows; run `python -m dap_bench` first, name another folder, or compute=true."
+        )
     return [rows for folder in found for rows in load_rows(folder, columns=["label", "predicted"])]
 
 
 # ---------------------------------------------------------------------- settings on request
 
 
-def compute(claim: Claim, vary: str, out: str, overrides: Sequence[str]) -> list[CellRows]:
+def computed(claim: Claim, vary: str, out: Path, overrides: Sequence[str]) -> list[CellRows]:
     """Rows of both methods in every setting of the metric, by the ordinary runner."""
     from dap_bench import runner
 
@@ -188,15 +187,13 @@ def compute(claim: Claim, vary: str, out: str, overrides: Sequence[str]) -> list
     first = [f"metric=[{claim.metric}]", *overrides]
     node = config.compose(*first).metric.get(claim.metric)
     if node is None:
-        raise UserError(
-            f"conf/metric/{claim.metric}.yaml holds no metric of that name; claim something on its own name."
-        )
+        raise UserError(f"conf/metric/{claim.metric}.yaml holds no metric of that name; name a metric, not a preset.")
     planned = []  # all of it before anything is computed: a mistake in the last one should not come last
     for changes in variants({str(key): value for key, value in node.items()}, vary):
         name = "-".join([claim.metric, *(f"{key}-{value}" for key, value in changes.items())])
         place = [f"metric.{claim.metric}.{key}={value}" for key, value in changes.items()]
         for method in (claim.better, claim.worse):
-            asked = [*first, f"method={method}", *place, f"results_dir={path('out', out) / name}"]
+            asked = [*first, f"method={method}", *place, f"results_dir={out / name}"]
             planned.append((*config.compose_cell(*asked), [*config.folders(), *asked]))
     found = [runner.run(cfg, names, asked).folder for cfg, names, asked in planned]
     return [rows for folder in found for rows in load_rows(folder, columns=["label", "predicted"])]
@@ -214,24 +211,27 @@ def variants(options: dict[str, Any], vary: str) -> list[dict[str, object]]:
 # ---------------------------------------------------------------------- the command
 
 
-@command(others=lambda text: True)
-def main(others: list[str]) -> None:
-    defaults = {"results": "results/runs", "compute": "false", "vary": "each", "out": "results/claims"}
-    texts = [text for text in others if re.search(r"[<>]", text)]
-    given = [text.partition("=") for text in others if text not in texts]
-    options = {**defaults, **{key: value for key, _, value in given if key in defaults}}
-    overrides = [f"{key}{equals}{value}" for key, equals, value in given if key not in defaults]
-    one_of("compute", options["compute"], ("true", "false"))
-    one_of("vary", options["vary"], ("each", "all"))
+@command()
+def main(
+    *arguments: Annotated[str, "claims; with compute=true also options of a run: model=vit_t sampler.n=200"],
+    results: Results = "results/runs",
+    compute: Annotated[
+        bool,
+        "run both methods on one sample set instead, with the metric's options varied (baseline, unit, steps, ties)",
+    ] = False,
+    vary: Annotated[Literal["each", "all"], "with compute: vary each option by itself, or all combinations"] = "each",
+    out: Annotated[Path, "with compute: folder for the rows; existing rows are reused"] = Path("results/claims"),
+) -> None:
+    texts = [text for text in arguments if re.search(r"[<>]", text)]
+    overrides = [text for text in arguments if text not in texts]
     claims = [Claim.of(text) for text in ";".join(texts).split(";") if text.strip()]
     if not claims:
-        raise UserError("say what is claimed, in quotes: python -m dap_bench.claim 'dap > ar on deletion'.")
-    if overrides and options["compute"] == "false":
-        known = ", ".join(f"{name}=" for name in defaults)
-        raise UserError(f"{overrides[0]} is not an option; use {known} or, with compute=true, those of a run.")
-    cells = read(options["results"]) if options["compute"] == "false" else []
+        raise UserError("state a claim in quotes: dap-bench claim 'dap > ar on deletion'.")
+    if overrides and not compute:
+        raise UserError(f"{overrides[0]} is not an option here; options of a run need compute=true.")
+    cells = [] if compute else read(results)
     for claim in claims:
-        rows = cells or compute(claim, options["vary"], options["out"], overrides)
+        rows = cells or computed(claim, vary, out, overrides)
         found = settings(rows, claim)
         print(f"\n{claim}\n\n{_shown(found, judge(found))}")
 

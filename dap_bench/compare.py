@@ -1,25 +1,35 @@
-"""Ours beside theirs: python -m dap_bench.compare [results=FOLDER] [paper=FOLDER] [out=FOLDER] [data=NAME]
+"""Compare our numbers with the published ones, with a verdict on each: compare.md, compare.tex and pictures.
 
-`one_set=true` puts rows of one set of images beside both of the paper's draws.
+For example: dap-bench compare results=results/reference/vit_t
 """
 
 from pathlib import Path
+from typing import Annotated
 
-from dap_bench.errors import one_of
-from dap_bench.report.command import command
-from dap_bench.report.compare import compare, count_verdicts, latex, markdown, published
+from dap_bench import files
+from dap_bench.command import Data, Published, Results, command
+from dap_bench.report import figures
+from dap_bench.report.compare import PAPER, compare, count_verdicts, latex, markdown, published
 from dap_bench.report.summary import summarize
 
 
-@command(results="results/runs", paper="results/paper", out="results/tables", data="", one_set="false")
-def main(results: str, paper: str, out: str, data: str, one_set: str) -> None:
-    one_of("one_set", one_set, ("true", "false"))
-    compared = compare(summarize(results, data), published(paper), one_set == "true")
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
+@command()
+def main(
+    results: Results = "results/runs",
+    paper: Published = PAPER,
+    out: Annotated[Path, "folder to write to"] = Path("results/tables"),
+    data: Data = "",
+    one_set: Annotated[bool, "compare rows of one set of images with both of the paper's samplings"] = False,
+) -> None:
+    summary = summarize(results, data)
+    compared = compare(summary, published(paper), one_set)
     for name, text in (("compare.md", markdown(compared)), ("compare.tex", latex(compared))):
-        (folder / name).write_text(text)
-        print(f"wrote {folder / name}")
+        files.write_text(out / name, text)
+        print(f"wrote {out / name}")
+    for (model, sampler), block in summary.groupby(["model", "sampler"]):
+        beside = compared[(compared["model"] == model) & (one_set | (compared["sampler"] == sampler))]
+        for path in figures.beside_the_paper(block, beside, out / f"compare-{model}-{sampler}"):
+            print(f"wrote {path}")
     print(count_verdicts(compared))
 
 

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -21,6 +21,12 @@ from yaml import YAMLError
 
 from dap_bench.errors import UserError, keep_private, one_of, path, require_int
 from dap_bench.hub import resolve_checkpoint as resolve_checkpoint
+
+if TYPE_CHECKING:  # torch is loaded when something is made, not when a command line is read
+    from dap_bench.data.sources.base import Source
+    from dap_bench.explainers.base import Explainer
+    from dap_bench.metrics.base import Metric
+    from dap_bench.vit import ViT
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError)  # what goes wrong while a config is put together
 GROUPS = ("model", "method", "sampler", "data", "metric", "experiment")
@@ -56,7 +62,17 @@ def folders() -> list[str]:
 
 
 def compose(*overrides: str) -> DictConfig:
-    """The config that `python -m dap_bench OVERRIDES` would run."""
+    """The config that `python -m dap_bench OVERRIDES` would run.
+
+    Args:
+        *overrides: As on the command line: "model=vit_t", "sampler.n=24".
+
+    Returns:
+        The config, resolved when it is read.
+
+    Raises:
+        UserError: If there is no such choice or key.
+    """
     check_overrides(overrides)
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -106,7 +122,14 @@ def names_of(cfg: DictConfig, chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choices(group: str) -> list[str]:
-    """The names that `group=` takes."""
+    """The names that `group=` takes.
+
+    Args:
+        group: A folder of conf/: model, method, sampler, data, metric or experiment.
+
+    Returns:
+        The names, those of folders that the user has named among them.
+    """
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         return loader.get_group_options(group, config_name="config", overrides=_searchpath())
@@ -116,14 +139,15 @@ def _searchpath() -> list[str]:
     return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in _folders)}]"] if _folders else []
 
 
-def restored(group: str, stored: Any, name: str = "") -> DictConfig | None:
+def restored(group: str, stored: Any, name: str = "", *beside: str) -> DictConfig | None:
     """The config in conf/, or in a folder that the user named, which a stored one was made from; None if there is none.
 
-    What is stored is data: of it only plain options are taken, numbers and words, never a target or a path.
+    What is stored is data: of it only plain options are taken, numbers and words, never a target or a path. `beside`
+    are overrides of other groups, which options may take their defaults from.
     """
     folders = tuple(_folders)
     for choice in sorted(_names(group, folders), key=lambda choice: choice != name):
-        node = deepcopy(_composed(group, choice, folders))
+        node = deepcopy(_composed(group, choice, folders, *beside))
         if _restore(node, stored):
             return node
     return None
@@ -135,8 +159,8 @@ def _names(group: str, folders: tuple[Path, ...]) -> list[str]:
 
 
 @cache
-def _composed(group: str, choice: str, folders: tuple[Path, ...]) -> DictConfig:
-    return compose(f"{group}={choice}")[group]
+def _composed(group: str, choice: str, folders: tuple[Path, ...], *beside: str) -> DictConfig:
+    return compose(f"{group}={choice}", *beside)[group]
 
 
 def _restore(node: DictConfig, stored: Any) -> bool:
@@ -144,11 +168,13 @@ def _restore(node: DictConfig, stored: Any) -> bool:
     aside = {"class_names", "checkpoint", *DESCRIPTIONS}  # the model's own, and what only reports read
     if not isinstance(stored, dict) or set(stored) - aside - {str(key) for key in node}:
         return False
+    written = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(written, dict)
     for key, value in stored.items():
         if key in aside:
             continue
         own: Any = None if OmegaConf.is_missing(node, key) else node[key]
-        if own == value:
+        if value in (own, written[key]):  # the same value, or the same reference to another key
             continue
         if key == "prior":
             value = restored("method", value)
@@ -167,17 +193,38 @@ def _is_word(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"\w[\w+-]{0,63}(\.[\w-]{1,63})?", value) is not None
 
 
-def load_vit(name: str, device: str = "auto", precision: str = "fp32", **overrides: Any) -> Any:
-    """The ViT of conf/model/NAME.yaml, or any timm tag: load_vit("vit_t", checkpoint="FILE.safetensors")."""
+def load_vit(name: str, device: str = "auto", precision: str = "fp32", **overrides: Any) -> "ViT":
+    """A model of conf/model, or any timm tag: load_vit("vit_t", checkpoint="FILE.safetensors").
+
+    Args:
+        name: The name of a YAML there, or a timm tag.
+        device: auto, cpu, cuda, cuda:N or mps. Defaults to "auto".
+        precision: Of scoring: fp32, tf32 or bf16. Defaults to "fp32".
+        **overrides: Other keys of the YAML, such as `checkpoint`, a local file of weights; others go to timm.
+
+    Returns:
+        The model, ready to be explained and scored.
+
+    Raises:
+        UserError: If there is no such model, it cannot be explained, or its weights cannot be had.
+    """
     if name not in choices("model"):
         name, overrides = "timm", {"tag": name, **overrides}
     return instantiate(_node("model", name, overrides), device=device, precision=precision)
 
 
-def load_method(name: str, **overrides: Any) -> Any:
-    """The explainer of conf/method/NAME.yaml, with other options if given: load_method("gradcam", relu=False).
+def load_method(name: str, **overrides: Any) -> "Explainer":
+    """An explainer of conf/method, with other options if given: load_method("gradcam", relu=False).
 
-    A name with a dot is that of a Python function: load_method("my_method.norms").
+    Args:
+        name: The name of a YAML there; a name with a dot is that of a Python function, "my_method.norms".
+        **overrides: Options of the explainer. DAP's `prior` may be a name or an explainer.
+
+    Returns:
+        A function (vit, images [B,3,H,W], classes [B], layers=False) -> Explanation.
+
+    Raises:
+        UserError: If there is no such method or option.
     """
     objects = {key: value for key, value in overrides.items() if callable(value)}  # a prior that is no config
     options = {key: value for key, value in overrides.items() if key not in objects}
@@ -186,17 +233,38 @@ def load_method(name: str, **overrides: Any) -> Any:
     return partial(explain, **objects) if objects else explain
 
 
-def load_source(name: str, **overrides: Any) -> Any:
-    """The source of images of conf/data/NAME.yaml: load_source("parquet", path="FOLDER")."""
+def load_source(name: str, **overrides: Any) -> "Source":
+    """A source of images of conf/data: load_source("parquet", path="FOLDER").
+
+    Args:
+        name: The name of a YAML there.
+        **overrides: Other keys of the YAML.
+
+    Returns:
+        The source; nothing is read yet.
+
+    Raises:
+        UserError: If there is no such source or option.
+    """
     return instantiate(_node("data", name, overrides))
 
 
-def load_metrics(*names: str) -> dict[str, Any]:
-    """Metrics of conf/metric by name, presets too: load_metrics("cs", "afs"), load_metrics("paper")."""
+def load_metrics(*names: str) -> dict[str, "Metric"]:
+    """Metrics of conf/metric, presets too: load_metrics("cs", "afs"), load_metrics("paper").
+
+    Args:
+        *names: Names of YAMLs there.
+
+    Returns:
+        The metrics by name, each a function of a `Batch` that gives a number per image [B].
+
+    Raises:
+        UserError: If there is no such metric.
+    """
     return instantiate_metrics(compose(f"metric=[{','.join(names)}]").metric)
 
 
-def instantiate_method(node: DictConfig) -> Any:
+def instantiate_method(node: DictConfig) -> "Explainer":
     """The explainer that a config names."""
     explain = instantiate(node) if OmegaConf.is_dict(node) else None
     if not callable(explain):
@@ -210,14 +278,14 @@ def instantiate_method(node: DictConfig) -> Any:
     return explain
 
 
-def instantiate_metrics(node: DictConfig) -> dict[str, Any]:
+def instantiate_metrics(node: DictConfig) -> dict[str, "Metric"]:
     """The metrics that a config names, by the names they have in it."""
     if not OmegaConf.is_dict(node) or not node:
-        raise UserError(f"metric={node} is none; it takes {', '.join(choices('metric'))}, or some: metric=[cs,afs].")
+        raise UserError(f"metric={node} is not a metric; use {', '.join(choices('metric'))}, or metric=[cs,afs].")
     for name, options in node.items():
         if not OmegaConf.is_dict(options):
             raise UserError(
-                f"{name!s}: {options} is no metric; its YAML has the metric's name first, and below it _target_."
+                f"{name!s}: {options} is not a metric; its YAML needs the metric's name first, and _target_ below it."
             )
     metrics = {str(name): instantiate(options) for name, options in node.items()}
     for name, metric in metrics.items():
@@ -229,11 +297,11 @@ def instantiate_metrics(node: DictConfig) -> dict[str, Any]:
 
 
 def instantiate(node: DictConfig, **arguments: Any) -> Any:
-    """Make what a config node names in `_target_`; a wrong option or target is the user's to put right."""
+    """Make what a config node names in `_target_`; a wrong option or target is a user-correctable error."""
     from hydra.errors import InstantiationException
 
     for key in sorted(OmegaConf.missing_keys(node)):
-        raise UserError(f"Missing mandatory value: {key}; say what it is: {key}=VALUE.")
+        raise UserError(f"Missing mandatory value: {key}; set it with {key}=VALUE.")
     try:
         plain = OmegaConf.to_container(node, resolve=True)
         return hydra.utils.instantiate(OmegaConf.create(undescribed(plain)), **arguments)
@@ -294,7 +362,7 @@ def check_overrides(overrides: Sequence[str]) -> None:
     for text in overrides:
         key, equals, value = text.partition("=")
         if equals and value.endswith(","):
-            raise UserError(f"{text} ends in a comma; write a sweep without blanks: -m {key}=a,b.")
+            raise UserError(f"{text} ends in a comma; write a sweep without spaces: -m {key}=a,b.")
         if key in GROUPS and re.fullmatch(r"null|nan|[+-]?inf|true|false|[+-]?[\d.]+|\[\]|", value, re.IGNORECASE):
             raise UserError(f"{text}: {key} takes a name, one of {', '.join(choices(key))}.")
         if key in GROUPS and key != "metric" and value.startswith("["):

@@ -42,7 +42,7 @@ def keep_private(names: set[str]) -> None:
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     """Raise unless an option has one of the values it may have."""
     if not any(value == each and type(value) is type(each) for each in allowed):
-        raise UserError(f"{name} is one of {', '.join(map(str, allowed))}, not {value}.")
+        raise UserError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value}.")
 
 
 def require_int(name: str, value: object, least: int = 1, most: int = 2**32 - 1) -> None:

@@ -23,7 +23,14 @@ HERE = Path(__file__).parent
 
 
 class Loaded(NamedTuple):
-    """A sample as it is measured."""
+    """A sample as it is measured.
+
+    Attributes:
+        id: Its name.
+        image: The normalised image [3,H,W].
+        mask: Where its object is [H,W] bool; None where that is not known or not needed.
+        label: Its true class.
+    """
 
     id: str
     image: Tensor  # [3,H,W], normalised
@@ -32,7 +39,18 @@ class Loaded(NamedTuple):
 
 
 class Evaluation:
-    """A model, an explainer and metrics by name, applied to batches of images."""
+    """A model, an explainer and metrics by name, applied to batches of images.
+
+    Args:
+        vit: The model.
+        explain: The explainer.
+        metrics: Metrics by name.
+        double: Explain in double precision. Defaults to False.
+        chunk: How many perturbed images are scored at a time; halved when memory runs out. Defaults to 16.
+        known: What is the same for all explainers of an image; None begins with nothing. Defaults to None.
+        debug: Raise errors instead of making failed rows of them. Defaults to False.
+        companions: Other images of the sample set for some ids, that many each [B,n,3,H,W]. Defaults to None.
+    """
 
     def __init__(
         self,
@@ -56,7 +74,15 @@ class Evaluation:
         return {need for name in metrics for need in getattr(self.metrics[name], "needs", ())}
 
     def load(self, data: bytes, mask: bytes | None) -> tuple[Tensor, Tensor | None] | BadImage:
-        """An encoded picture and its object's mask as the model takes them, or what is wrong with them."""
+        """An encoded picture and its object's mask as the model takes them.
+
+        Args:
+            data: The picture's file.
+            mask: The mask's file, if there is one.
+
+        Returns:
+            The image [3,H,W] and the mask [H,W] bool or None; or what is wrong with them.
+        """
         try:
             picture = decode(data, self.vit.transform)
             return picture, decode(mask, self.vit.mask) if mask and "masks" in self.needs else None

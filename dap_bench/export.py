@@ -1,32 +1,31 @@
-"""python -m dap_bench.export model=vit_t sampler.n=100 out=FOLDER: what another program needs to make maps.
+"""Export the sampled images as files and tensors, with both classes, so that another program can make maps.
+
+    dap-bench export out=FOLDER model=vit_t sampler.n=100
 
     OUT/samples.csv              id, label, predicted, alternative, confidence, image, tensor
-    OUT/images/<id>.png          the picture as drawn
+    OUT/images/<id>.png          the image
     OUT/tensors/<id>.npy         [3,H,W] as it enters the model
 
-Give the maps back with `python -m dap_bench method=maps method.path=FOLDER` and the same arguments.
+Score the maps with `python -m dap_bench method=maps method.path=FOLDER` and the same arguments.
 """
 
 import csv
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from tqdm import tqdm
 
 from dap_bench import config, files
-from dap_bench.errors import UserError, path
-from dap_bench.report.command import answer, with_folders
+from dap_bench.command import command
+from dap_bench.errors import UserError
 
-USAGE = """Write the drawn images, as files and as tensors, with both classes that the model gives them.
-
-  python -m dap_bench.export out=FOLDER [model=... sampler=... data=... as for python -m dap_bench]
-"""
 COLUMNS = ("id", "label", "predicted", "alternative", "confidence", "image", "tensor")
 
 
-def export(out: Path, overrides: list[str]) -> Path:
+def export(out: Path, overrides: Sequence[str]) -> Path:
     """Write the samples that `overrides` draw; the list of them."""
     import numpy as np
     import torch
@@ -70,21 +69,17 @@ def export(out: Path, overrides: list[str]) -> Path:
 
 def _inside(name: str) -> str:
     if ".." in Path(name).parts or Path(name).is_absolute():
-        raise UserError(f"the id {name!r} cannot be a file's name; rename that image.")
+        raise UserError(f"the id {name!r} cannot be a file name; rename that image.")
     return name
 
 
-def main(arguments: list[str]) -> None:
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return
-    rest = with_folders(arguments)
-    places = [text.removeprefix("out=") for text in rest if text.startswith("out=")]
-    if not places:
-        raise UserError("say where to write: out=FOLDER.")
-    written = export(path("out", places[-1]), [text for text in rest if not text.startswith("out=")])
-    print(f"wrote {written}")
+@command()
+def main(
+    *overrides: Annotated[str, "options of a run: model=... sampler=... data=..."],
+    out: Annotated[Path, "the folder to write to"],
+) -> None:
+    print(f"wrote {export(out, overrides)}")
 
 
 if __name__ == "__main__":
-    answer("export", lambda: main(sys.argv[1:]))
+    main()

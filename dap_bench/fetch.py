@@ -1,16 +1,18 @@
-"""python -m dap_bench.fetch model=vit_t,vit_b sampler=balanced,non_balanced: weights and images, and nothing else.
+"""Download the weights and images of a run.
 
-For clusters whose compute nodes have no network: run it on a node that has one, with the arguments of the run (those of
-methods and metrics do not matter; experiment=paper works too), then run with HF_HUB_OFFLINE=1. Both need the same
-cache_dir and the same HF_HOME. A download that was stopped goes on where it was when the command is repeated.
+    dap-bench fetch model=vit_t,vit_b sampler=balanced,non_balanced
+
+For clusters whose compute nodes have no network: call it on a node that has one, with the arguments of the run (methods
+and metrics do not matter; experiment=paper works too), then run with HF_HUB_OFFLINE=1. Both need the same cache_dir and
+the same HF_HOME. Repeat the command to resume an interrupted download.
 """
 
-import sys
+from typing import Annotated
 
 from omegaconf import OmegaConf
 
 from dap_bench import config
-from dap_bench.report.command import answer, with_folders
+from dap_bench.command import command
 
 ASIDE = ("method", "metric", "name")  # keys that need nothing from elsewhere
 DRAW = ("data", "sampler")  # those that say which images
@@ -36,12 +38,10 @@ def fetch(*overrides: str) -> None:
         done |= {draw, model}
 
 
-def main(arguments: list[str]) -> None:
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return
-    fetch(*(text for text in with_folders(arguments) if text not in ("-m", "--multirun")))
+@command()
+def main(*overrides: Annotated[str, "options of a run, as for a sweep: model=A,B sampler=..."]) -> None:
+    fetch(*(text for text in overrides if text not in ("-m", "--multirun")))
 
 
 if __name__ == "__main__":
-    answer("fetch", lambda: main(sys.argv[1:]))
+    main()

@@ -1,18 +1,18 @@
-"""Rows -> figures: python -m dap_bench.figures [results=FOLDER] [out=FOLDER] [data=NAME] [model=NAME] [images=ID,ID]
+"""Draw figures: curves, ranks, maps by layer, best and worst cases.
 
-`model` and `sampler` say whose rows are drawn (default: the first that has rows of the reference, reference=NAME).
-Pictures of single images need the images in the cache, and the model: they show the ids in `images`, or the best and
-worst TCC of the reference.
+Pictures of single images show the ids in `images`, or the best and worst TCC of the reference. Like those of
+`dap-bench report`, they need the images and the weights.
 """
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from tqdm import tqdm
 
+from dap_bench.command import Data, Device, Reference, Results, command
 from dap_bench.errors import UserError
 from dap_bench.report import figures
-from dap_bench.report.command import command
 from dap_bench.report.layouts import group as kind_of
 from dap_bench.report.layouts import is_ours, ordered
 from dap_bench.report.redraw import Redraw
@@ -22,17 +22,17 @@ from dap_bench.report.summary import REFERENCE
 LAYERED = ("ar", "gmar", "gradcam")  # whose maps by layer are shown beside the reference's and one's own
 
 
-@command(
-    results="results/runs",
-    out="results/figures",
-    data="",
-    model="",
-    sampler="",
-    images="",
-    device="auto",
-    reference=REFERENCE,
-)
-def main(results: str, out: str, data: str, model: str, sampler: str, images: str, device: str, reference: str) -> None:
+@command()
+def main(
+    results: Results = "results/runs",
+    out: Annotated[Path, "folder to write to"] = Path("results/figures"),
+    data: Data = "",
+    model: Annotated[str, "model to draw; by default the first with rows of the reference"] = "",
+    sampler: Annotated[str, "sampler to draw, likewise"] = "",
+    images: Annotated[str, "ids A,B of images to show; by default the best and worst TCC of the reference"] = "",
+    device: Device = "auto",
+    reference: Reference = REFERENCE,
+) -> None:
     cells = load_rows(results, data)
     asked = {"model": model, "sampler": sampler, "data": data}
     cells = [c for c in cells if all(not name or c.names[key] == name for key, name in asked.items())]
@@ -41,7 +41,7 @@ def main(results: str, out: str, data: str, model: str, sampler: str, images: st
     shown = next((c.names for c in cells if c.names["method"] == reference), cells[0].names)
     group = [c for c in cells if all(c.names[key] == shown[key] for key in asked)]
     require_like(group)
-    folder, stem = Path(out), f"{shown['model']}-{shown['sampler']}"
+    folder, stem = out, f"{shown['model']}-{shown['sampler']}"
     main_cells = [cell for cell in group if kind_of(cell.names["method"]) not in ("ablation", "control")]
     written = figures.curves(main_cells, folder / f"curves-{stem}", reference)
     written += figures.ranks(main_cells, folder / f"ranks-{stem}")
@@ -61,9 +61,7 @@ def main(results: str, out: str, data: str, model: str, sampler: str, images: st
             rows = [(redraw.title(name), *redraw.heatmaps(name, methods)) for name in named]
             written += figures.cases(rows, folder / f"cases-{kind}-{stem}")
     else:
-        print(
-            f"no pictures of single images: they need rows of {reference} with tcc, the images in the cache and weights"
-        )
+        print(f"no pictures of single images: they need rows of {reference} with tcc, the images and the weights")
     for path in written:
         print(f"wrote {path}")
 

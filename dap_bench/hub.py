@@ -20,6 +20,10 @@ ENOUGH = 2**15  # bytes within the time of our patience that are a sign of life:
 WINDOW = 300  # seconds that the Hub may tell us to wait: its limits are per five minutes
 
 
+class Unreachable(UserError):
+    """The Hub itself cannot be reached, whatever is asked of it."""
+
+
 def resolve_checkpoint(checkpoint: str) -> Path:
     """A path; `package://` is where dap_bench itself is installed."""
     if str(checkpoint).startswith("package://"):
@@ -58,7 +62,7 @@ def require(repo: str, repo_type: str, instead: str) -> None:
                 f"run `hf auth login` with one that may read gated repositories. {instead}"
             ) from error
         # no network, a proxy, a time-out, a broken answer: the remedy is the same
-        raise UserError(
+        raise Unreachable(
             f"The Hugging Face Hub cannot be reached for {repo} ({one_line(error)}); repeat the same command. {instead}"
         ) from error
 
@@ -181,7 +185,7 @@ def _patiently(ask: Callable[[], Any]) -> Any:
         if time.monotonic() - max(start, _life.last) > patience:
             raise UserError(
                 f"The Hugging Face Hub has sent next to nothing for {patience:g} seconds; repeat the same command "
-                f"to go on from here, or be more patient: HF_HUB_DOWNLOAD_TIMEOUT={2 * patience:g} (seconds)."
+                f"to resume, or wait longer: HF_HUB_DOWNLOAD_TIMEOUT={2 * patience:g} (seconds)."
             )
     return done.result()
 

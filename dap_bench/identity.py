@@ -38,8 +38,8 @@ LIBRARIES = {"numpy": "numpy", "PIL": "pillow", "timm": "timm", "torch": "torch"
 COMPOSING = {"hydra", "omegaconf"}  # they make what a config names, and compute nothing
 # modules of ours that decide no value: they check, fetch, compose, store or show
 NEUTRAL = re.compile(
-    r"dap_bench(\.(__main__|audit|checks|claim|compare|config|errors|explain|export|fetch|figures|files|hub|identity"
-    r"|reuse|runner|settings|status|store|tables"
+    r"dap_bench(\.(__main__|app|audit|checks|claim|command|compare|config|errors|explain|export|fetch|figures|files|hub"
+    r"|identity|reuse|runner|settings|status|store|tables"
     r"|data(\.sa\w+)?|data\.sources(\.\w+)?|report(\.\w+)?))?"
 )
 # options of ours that act only beside a certain value of another one: (option, the other, its values)
@@ -210,8 +210,8 @@ def _module_of(target: str) -> str:
     module = _find_module(target)
     if module is None:
         raise UserError(
-            f"_target_: {target} has no source that can be found, so rows could not say what made them; name a "
-            "function of a Python file in this folder, in a folder of PYTHONPATH or in an installed package."
+            f"_target_: {target} has no source that can be found, so rows could not record their code; name a "
+            "function in a Python file in this folder, in a folder of PYTHONPATH or in an installed package."
         )
     return module
 

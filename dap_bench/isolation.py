@@ -42,7 +42,23 @@ def explained(
     layers: bool = False,
     masks: Sequence[Tensor | None] = (),
 ) -> Explanation:
-    """What an explainer gives for some images, checked; `vit` is a copy made for it (see `copied`)."""
+    """What an explainer gives for some images, checked.
+
+    Args:
+        explain: The explainer.
+        vit: A copy of the model made for it (see `copied`).
+        images: Normalised images [B,3,H,W].
+        classes: The class to explain in each [B].
+        ids: Names of the images, which random numbers depend on; without names, their content. Defaults to ().
+        layers: Whether layer maps are wanted. Defaults to False.
+        masks: Where the objects are, for explainers that ask. Defaults to ().
+
+    Returns:
+        The explanation.
+
+    Raises:
+        UserError: If what the explainer returned is no explanation of these images.
+    """
     given = Given(images, classes.to(images.device), list(ids) or list(map(content, images)), list(masks))
     with global_state() as untouched:
         found = call(explain, vit, given, layers)
@@ -54,7 +70,14 @@ def explained(
 
 @dataclass(frozen=True)
 class Given:
-    """What explainers are called with besides the model: they get clones of it."""
+    """What explainers are called with besides the model: they get clones of it.
+
+    Attributes:
+        images: Normalised images [B,3,H,W].
+        classes: The class to explain in each [B].
+        ids: Names of the images.
+        masks: Where the objects are [H,W] bool, None where that is not known; empty where nobody has looked for them.
+    """
 
     images: Tensor
     classes: Tensor
@@ -84,7 +107,15 @@ def call(explain: Callable[..., Any], vit: ViT, given: Given, layers: bool = Fal
 
 
 def copied(vit: ViT, double: bool = False) -> ViT:
-    """The same model in memory of its own. It is not compiled: that would take longer than what it is for."""
+    """The same model in memory of its own. It is not compiled: that would take longer than what it is for.
+
+    Args:
+        vit: The model.
+        double: Make the copy in double precision. Defaults to False.
+
+    Returns:
+        The copy.
+    """
     twin = deepcopy(vit)
     twin.compile = False
     return twin.double() if double else twin
@@ -112,7 +143,14 @@ def _marks(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def generator(sample_id: str) -> torch.Generator:
-    """A generator of random numbers of one image, the same on every machine; it is the CPU's."""
+    """A generator of random numbers of one image, the same on every machine.
+
+    Args:
+        sample_id: The image's name.
+
+    Returns:
+        A generator of the CPU, seeded by the name.
+    """
     return torch.Generator().manual_seed(_seed(sample_id))
 
 

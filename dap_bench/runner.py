@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from math import isnan
@@ -23,6 +23,7 @@ from dap_bench import config as configs
 from dap_bench.data.images import BadImage
 from dap_bench.data.samples import SampleSet, frozen
 from dap_bench.errors import Interrupted, UserError, path
+from dap_bench.report.layouts import label, ordered
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 CHUNK_CPU, CHUNK_CUDA = 16, 128  # perturbed images scored at a time, unless chunk_size says otherwise
 LARGEST_BATCH = 64  # that batch_size=auto takes: a larger one is no faster
+BAR = "{desc} |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 PICTURES_IN_MEMORY = 2**30  # bytes of decoded images kept for the next cell of a sweep
 
 
@@ -46,6 +48,7 @@ class Sweep:
         self._kept: dict[str, tuple[Any, Any]] = {}
 
     def forget(self) -> None:
+        """Let go of everything that is kept."""
         self._kept.clear()
 
     def get(self, kind: str, settings: Any, make: Callable[[], Any]) -> Any:
@@ -85,8 +88,13 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = (), s
         cell.compact()
     elif cell.parts():
         cell.describe(cell.info | {"turn": turn(cell)})
-    _conclude(cell, samples, mine)
+    _conclude(cell, samples, mine, title(names))
     return cell
+
+
+def title(names: dict[str, str]) -> str:
+    """What a cell is called in messages."""
+    return " ".join(names[key] for key in ("model", "method", "sampler"))
 
 
 def turn(cell: store.Cell) -> int:
@@ -175,6 +183,22 @@ def bytes_per_image(vit: Any) -> int:
     return 4 * vit.depth * tokens * (8 * heads * tokens + 24 * channels)
 
 
+class Bar(tqdm):
+    """A progress line that stays whole: of some means it has the first three, or as many as there is room for."""
+
+    means: tuple[str, ...] = ()
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        found = {**super().format_dict, "bar_format": BAR}
+        for count in (3, 2, 1, 0):
+            found["postfix"] = ", ".join(self.means[:count])
+            line = self.format_meter(**{**found, "ncols": None})  # which has ten columns of bar; one must be left
+            if not found["ncols"] or len(line) - 9 <= found["ncols"]:
+                break
+        return found
+
+
 class _Work:
     """The part of a run that needs torch: the model, the explainer and the metrics, applied batch by batch."""
 
@@ -198,7 +222,7 @@ class _Work:
         explain, metrics = configs.instantiate_method(cfg.method), configs.instantiate_metrics(cfg.metric)
         taken = {*store.COLUMNS.names, "map"} & set(metrics)
         if taken:
-            raise UserError(f"a metric cannot be called {taken.pop()}: rows have another column of that name.")
+            raise UserError(f"a metric cannot be called {taken.pop()}: rows already have a column of that name.")
         chunk = cfg.chunk_size or (CHUNK_CUDA if vit.device.type == "cuda" else CHUNK_CPU)
         known = sweep.get("known", (samples.digest, *where), dict)
         double = cfg.explain_precision == "fp64"
@@ -239,11 +263,11 @@ class _Work:
             return
         done = total - sum(map(len, batches))
         any_ok = done > 0 or any(todo.values())
-        title = f"{self.names['model']} {self.names['method']} {self.names['sampler']}"
-        bar = tqdm(total=total, initial=done, desc=title, unit=" images", dynamic_ncols=True, smoothing=0.05)
+        name = title(self.names)
+        bar = Bar(total=total, initial=done, desc=name, unit="img", dynamic_ncols=True, smoothing=0.05)
         # the next batch is read and on its way to the device, and the last one's rows are written, beside the model
         threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        with bar, self.decoders, threads[0] as loader, threads[1] as writer, _interruptible() as interrupted:
+        with bar, self.decoders, threads[0] as loader, threads[1] as writer, _interruptible(name) as interrupted:
             ahead = loader.submit(self._sent, batches[0])
             written: Future[None] | None = None
             for number, batch in enumerate(batches):
@@ -261,9 +285,9 @@ class _Work:
                 if written is not None:
                     written.result()  # a disk that is full is known one batch later, and at the end
                 written = writer.submit(self.cell.write, rows, self.evaluate.metrics)
-                for name, values in sums.items():
-                    values += [row[name] for row in rows if row["status"] == "ok" and not isnan(row[name])]
-                bar.set_postfix({name: f"{sum(v) / len(v):.3f}" for name, v in sums.items() if v}, refresh=False)
+                for metric, values in sums.items():
+                    values += _defined(row[metric] for row in rows if row["status"] == "ok")
+                bar.means = tuple(_mean(metric, values) for metric, values in sums.items() if values)
                 bar.update(len(batch))
                 if interrupted or number + 1 == len(batches):
                     written.result()
@@ -300,7 +324,7 @@ class _Work:
                     labels.add(self.samples.labels[index])
                     pictures.append(item[0])
             if len(pictures) < count:
-                raise UserError(f"images of {count + 1} classes are needed, and the draw has {len(labels)}.")
+                raise UserError(f"images of {count + 1} classes are needed, but the sample has {len(labels)}.")
             found.append(torch.stack(pictures))
         return torch.stack(found)
 
@@ -380,7 +404,7 @@ def _numbers(names: Sequence[str]) -> list[int]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[list[int]]:
+def _interruptible(name: str) -> Iterator[list[int]]:
     """The first signal to stop lets the batch finish, the second stops at once.
 
     Signals of `STOP` where nobody else has made arrangements for them, those of `REQUEUE` where somebody has: what a
@@ -395,7 +419,7 @@ def _interruptible() -> Iterator[list[int]]:
     def note(number: int, frame: Any) -> None:
         caught.append(number)
         restore()
-        tqdm.write("finishing this batch; once more stops at once", file=sys.stderr)
+        tqdm.write(f"{name}: finishing this batch; a second signal stops at once", file=sys.stderr)
 
     def restore() -> None:
         for number, handler in before.items():
@@ -419,12 +443,27 @@ def _stop(number: int) -> None:
         raise Interrupted(number)
 
 
-def _conclude(cell: store.Cell, samples: SampleSet, mine: list[int]) -> None:
-    table = cell.table(["sample_id", "status", "reason", "fallback"])
+def _defined(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None and not isnan(value)]
+
+
+def _mean(metric: str, values: list[float]) -> str:
+    return f"{label(metric)} {sum(values) / len(values):.3f}"
+
+
+def _conclude(cell: store.Cell, samples: SampleSet, mine: list[int], name: str) -> None:
+    """Say what there is of the cell: images, the means of all metrics, where, and what failed."""
+    metrics = ordered(set(cell.info["metrics"]) & set(cell.columns)) if cell.parts() else []
+    table = cell.table(["sample_id", "status", "reason", "fallback", *metrics])
     table = table.filter(pc.is_in(table.column("sample_id"), store.pa.array([samples.ids[index] for index in mine])))
-    failed = table.filter(pc.not_equal(table.column("status"), "ok"))
+    ok = pc.equal(table.column("status"), "ok")
+    failed, table = table.filter(pc.invert(ok)), table.filter(ok)
     fallbacks = pc.sum(table.column("fallback")).as_py() or 0
-    print(f"{cell.folder}: n={len(table)}, failed={len(failed)}" + (f", fallback={fallbacks}" if fallbacks else ""))
+    found = {metric: _defined(table.column(metric).to_pylist()) for metric in metrics}
+    means = [_mean(metric, values) for metric, values in found.items() if values]
+    counts = [f"{len(table)} of {len(mine)} images"]
+    counts += [f"{count} {what}" for count, what in ((len(failed), "failed"), (fallbacks, "by a fallback")) if count]
+    print(f"{name}: {', '.join([*counts, *means])}\n  {cell.folder}")
     for row in failed.slice(0, 3).to_pylist():
         print(f"  {row['sample_id']}: {row['reason']}")
     if len(failed) > 3:

@@ -1,6 +1,7 @@
-"""Fixtures: the golden `nano` ViT, the embedded default, and the assets folder with the real ViT-T and images."""
+"""Fixtures: the golden `nano` ViT, the embedded default, the assets with the real ViT-T and images, and a browser."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,16 @@ torch.set_num_threads(1)  # the suite runs in two processes on two cores
 os.environ["OMP_NUM_THREADS"] = "1"  # in what tests start too: on some CPUs last digits depend on it
 DATA = Path(__file__).parent / "data"
 ASSETS = Path(os.environ.get("DAP_BENCH_ASSETS", Path(__file__).parents[2] / "shared"))
+CHROMIUM = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 TAG = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
 
 
@@ -55,3 +66,19 @@ def assets():
     if not (ASSETS / "weights").is_dir():
         pytest.skip(f"no weights and images under {ASSETS}; set DAP_BENCH_ASSETS")
     return ASSETS
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A real one, with a profile of its own."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("no chromium and chromedriver here; `make tools` installs them")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for argument in [*CHROMIUM, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()

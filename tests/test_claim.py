@@ -41,7 +41,7 @@ def test_a_claim_is_a_sentence():
     assert Claim.of("dap > ar on deletion") == Claim("dap", "ar", "deletion")
     assert Claim.of(" dap<my.own on cs* ") == Claim("my.own", "dap", "cs*")
     for text in ("dap on deletion", "dap > dap on cs", "dap > ar", "dap >= ar on cs", "a > b on c d"):
-        with pytest.raises(UserError, match="is no claim; write one in quotes"):
+        with pytest.raises(UserError, match="is not a claim; write one in quotes"):
             Claim.of(text)
 
 
@@ -147,11 +147,11 @@ def test_the_newest_of_two_settings_of_a_method_counts(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["results=x"], "say what is claimed, in quotes"),
-        (["a > b on"], "'a > b on' is no claim"),
+        (["results=x"], "state a claim in quotes"),
+        (["a > b on"], "'a > b on' is not a claim"),
         (["a > b on cs", "results=nowhere"], "nowhere holds no rows"),
-        (["a > b on cs", "sampler.n=3"], "sampler.n=3 is not an option; use results="),
-        (["a > b on cs", "compute=yes"], "compute is one of true, false, not yes"),
+        (["a > b on cs", "sampler.n=3"], "sampler.n=3 is not an option here; options of a run need compute=true."),
+        (["a > b on cs", "compute=yes"], "compute must be one of true, false, not yes"),
         (["a > b on cs*", "compute=true"], "takes one metric, not the pattern"),
         (["gradcam > nope on cs", "compute=true"], "Could not find 'method/nope'"),
         (["gradcam > ar on paper", "compute=true"], "holds no metric of that name"),
@@ -168,7 +168,7 @@ def test_mistakes_are_one_sentence(tmp_path, monkeypatch, capsys, arguments, wor
 def test_methods_that_are_not_there(results, monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "a > c on deletion", f"results={results[0]}")
     assert code == 2
-    assert "there are methods a, b, same and metrics deletion" in err
+    assert "the rows have methods a, b, same and metrics deletion" in err
 
 
 def test_which_settings_are_computed():

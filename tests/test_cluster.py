@@ -71,8 +71,8 @@ RAY = ["hydra/launcher=ray", "+hydra.launcher.ray.remote.num_gpus=1", "+hydra.la
 ENGINES = [pytest.param(SLURM, id="slurm", marks=needs_slurm), pytest.param(RAY, id="ray", marks=needs_ray)]
 
 
-README = Path(__file__).parents[1].joinpath("README.md").read_text().split("## Many GPUs, many machines")[1]
-LOOP, LINES = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[:2]
+OPTIONS = Path(__file__).parents[1].joinpath("conf", "README.md").read_text()
+LOOP, LINES = re.findall(r"```sh\n(.*?)```", OPTIONS.split("## Many GPUs, many machines")[1], re.DOTALL)[:2]
 IDS = {"processes": (), "joblib": (), "ray": needs_ray, "slurm": needs_slurm, "srun": needs_slurm}
 COMMANDS = [
     pytest.param(command, id=name, marks=marks)
@@ -211,7 +211,7 @@ def test_the_rows_are_those_of_a_plain_sweep(folder, plain, engine):
     folder.run(*sweep, *engine)
     assert folder.rows() == plain(*sweep)
     assert folder.status().count("done, n=12") == 2
-    if engine is SLURM:  # one job a cell, and its messages where the README says
+    if engine is SLURM:  # one job a cell, and its messages where conf/README.md says
         assert [folder.said(job).count("n=12, failed=0") for job in folder.jobs()] == [1, 1]
         assert all("12/12" in folder.said(job, "err") for job in folder.jobs())
 
@@ -220,7 +220,7 @@ def test_the_rows_are_those_of_a_plain_sweep(folder, plain, engine):
 def test_a_cell_that_cannot_run_is_a_sentence_and_the_others_run(folder, plain, engine):
     sweep = ["-m", "method=ar,gradcam", *FAST]
     error = ended(folder.start(*sweep, *engine, "precision=fp8,fp32"), code=2)
-    assert "dap_bench: precision is one of fp32, tf32, bf16, not fp8." in error.splitlines()
+    assert "dap_bench: precision must be one of fp32, tf32, bf16, not fp8." in error.splitlines()
     assert "Traceback" not in error
     assert folder.rows() == plain(*sweep)
 
@@ -282,7 +282,7 @@ def test_a_job_that_is_stopped_is_queued_again_and_goes_on(folder, plain, stop):
     until(lambda: [len(cell.rows()) for cell in folder.cells()] == [BEFORE, BEFORE], "the third batch of both")
     status = folder.status()
     assert status.count(f"{N - BEFORE} of {N} images are missing, last change") == 2
-    assert "0 cells done, 2 in part" in status
+    assert "0 cells done, 2 partly done" in status
     before = [seconds(cell) for cell in folder.cells()]
     job, other = folder.jobs()
 
@@ -298,7 +298,7 @@ def test_a_job_that_is_stopped_is_queued_again_and_goes_on(folder, plain, stop):
     assert [restarts(job), restarts(other)] == [1, 0]
     status = folder.status()
     assert "2 settings" in status
-    assert "2 cells done, 0 in part" in status
+    assert "2 cells done, 0 partly done" in status
 
 
 @needs_slurm
@@ -312,7 +312,7 @@ def test_a_job_that_is_cancelled_stays_so_and_the_same_command_goes_on(folder, p
     until(lambda: not state(job), "the end of the job")
     if process.poll() is None:  # without Slurm's accounts nobody tells the command
         process.send_signal(signal.SIGINT)
-        assert "repeat the same command to go on" in ended(process, code=130)
+        assert "repeat the same command to resume" in ended(process, code=130)
     assert restarts(job) == 0
     assert f"{BEFORE}/{N}" in folder.status()
     folder.release()
@@ -341,7 +341,7 @@ def test_a_job_whose_time_is_over(folder, plain, times):
         assert restarts(job) == 1
     else:
         error = ended(process, code=2)
-        assert "Job not requeued because: timed-out too many times; messages of jobs are in results_dir" in error
+        assert "Job not requeued because: timed-out too many times; job logs are in results_dir" in error
         assert "Traceback" not in error
         assert {row["status"] for row in cell.rows()} == {"ok"}
         assert len(cell.rows()) == BEFORE + 3  # with the batch that was finished
@@ -371,7 +371,7 @@ def test_a_process_of_ray_that_is_killed_is_started_again_and_goes_on(folder, pl
 
 @needs_slurm
 def test_the_processes_of_one_job_share_a_cell_by_shards(folder, plain):
-    """As the README has it for the GPUs of a node, with CPUs."""
+    """As conf/README.md has it for the GPUs of a node, with CPUs."""
     share = f"{sys.executable} -m dap_bench {' '.join(HELD)} shard=$((SLURM_PROCID+1))/$SLURM_NTASKS"
     folder.hold()
     command = ["sbatch", "--parsable", "--ntasks-per-node=2", "--output=%j.log", f"--wrap=srun bash -c '{share}'"]

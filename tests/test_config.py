@@ -1,9 +1,12 @@
 """Every config composes and makes what it says; the defaults in YAML and in code are the same."""
 
 import inspect
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import hydra
 import pytest
@@ -88,7 +91,7 @@ def test_a_metric_must_say_what_is_better():
 
 
 def test_a_metric_stands_below_its_name():
-    with pytest.raises(UserError, match="its YAML has the metric's name first"):
+    with pytest.raises(UserError, match="its YAML needs the metric's name first"):
         config.instantiate_metrics(OmegaConf.create({"_target_": "mine.Metric"}))
 
 
@@ -159,32 +162,51 @@ def test_a_pickle_is_never_executed(tmp_path):
         load_vit("vit_shapes", device="cpu", checkpoint=str(tmp_path / "evil.pth"))
 
 
-def test_the_wheel_carries_conf_and_weights(tmp_path):
-    from pathlib import Path
-
-    root = Path(__file__).parents[1]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-        str(root),
-    ]
-    made = subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder in which the built wheel is installed, without what it depends on."""
+    root, folder = Path(__file__).parents[1], tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in ("dap_bench", "conf", "results/paper"):
+        shutil.copytree(root / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(root / name, source / name)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-compile"]
+    made = subprocess.run([*pip, "--target", str(folder / "here"), str(source)], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    code = (
-        f"import sys; sys.path.insert(0, {str(wheel.with_suffix(''))!r});"
-        "import dap_bench; from dap_bench import config;"
-        "assert dap_bench.__file__.startswith(sys.path[0]), dap_bench.__file__;"
-        "assert str(config.CONF).startswith(sys.path[0]); cfg = config.compose('method=dap');"
-        "assert config.resolve_checkpoint(cfg.model.checkpoint).is_file(); print(cfg.method.prior._target_)"
+    return folder / "here"
+
+
+def test_the_wheel_carries_code_configs_weights_and_published_numbers(installed):
+    root = Path(__file__).parents[1]
+    expected = {f"dap_bench/{name}" for name in ("py.typed", "report/page.html")}
+    for place, inside, kinds in (
+        ("dap_bench", "dap_bench", ("py", "safetensors")),
+        ("conf", "dap_bench/conf", ("yaml",)),
+        ("results/paper", "dap_bench/paper", ("csv",)),
+    ):
+        files = [file for kind in kinds for file in (root / place).rglob(f"*.{kind}")]
+        expected |= {f"{inside}/{file.relative_to(root / place).as_posix()}" for file in files}
+    found = {path.relative_to(installed).as_posix() for path in (installed / "dap_bench").rglob("*") if path.is_file()}
+    assert found == expected
+
+
+def test_the_console_commands_of_the_wheel_from_another_folder(installed, tmp_path):
+    def run(*arguments):
+        program = [sys.executable, str(installed / "bin" / "dap-bench"), *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(installed), "DAP_BENCH_CACHE": str(tmp_path / "cache")}
+        return subprocess.run(program, capture_output=True, text=True, cwd=tmp_path, env=environment)
+
+    (tmp_path / "my_method.py").write_text(
+        "from dap_bench.explainers.ar import ar as rollout\n"
+        "import dap_bench, sys\nprint(dap_bench.__file__, file=sys.stderr)\n"
     )
-    subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(wheel.with_suffix(""))], check=True)
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert out.stdout.strip() == "dap_bench.explainers.gradcam.gradcam", out.stderr
+    (tmp_path / "conf" / "method").mkdir(parents=True)
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text("_target_: my_method.rollout\n_partial_: true\n")
+    done = run("--config-dir", "conf", "method=mine", "sampler.n=2", "metric=[afs]", "device=cpu")
+    assert done.stdout.startswith("vit_shapes mine non_balanced: 2 of 2 images, AFS 0."), done.stderr
+    assert str(installed) in done.stderr
+    done = run("compare")
+    assert done.stdout.splitlines()[-1] == "0 agrees, 0 differs, 418 not measured.", done.stderr
+    done = run("tabels")
+    assert (done.returncode, done.stderr) == (2, "dap-bench: tabels is not a command; did you mean tables?\n")

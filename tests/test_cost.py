@@ -15,11 +15,13 @@ from test_metric_table import ROWS as METRICS
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from dap_bench import ViT
+from dap_bench.runner import batch_size_of
 
 SPEC = importlib.util.spec_from_file_location("cost", Path(__file__).parents[1] / "scripts" / "cost.py")
 cost = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(cost)
 
+PAGE = (Path(__file__).parents[1] / "scripts" / "README.md").read_text()
 DAP = ("dap", "dap_uniform", "dap_source", "dap_target", "dap_final")
 TOLERANCE = 0.10  # of the tables' numbers: scoring leaves out most of the last block, tables round
 
@@ -143,3 +145,20 @@ def test_the_table_of_metrics(name):
         expected = 1  # the table says that it is shared
     assert found.explanations == expected
     assert found.double == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_hours_of_the_paper():
+    total, *lines = cost.cards().splitlines()
+    assert f"{total.split(';')[0]}." in PAGE
+    numbers = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][
+        1:
+    ]  # without the head
+    assert len(numbers) == 4
+    for card, single, half, double, *hours in numbers:
+        assert f"| {card} | {single}, {half}, {double} | {' | '.join(hours)} |" in PAGE
+
+
+def test_the_batches_that_fit():
+    sizes = [batch_size_of(cost.model("vit_b"), False, gigabytes * 2**30) for gigabytes in (8, 16, 24)]
+    assert "for ViT-B {}, {} or {}\nwhere 8, 16 or 24 GiB are free".format(*sizes) in PAGE

@@ -3,7 +3,6 @@
 import pytest
 from PIL import Image
 
-from dap_bench import UserError
 from dap_bench.data.shapes import CLASSES, draw
 from dap_bench.explain import main
 
@@ -17,13 +16,13 @@ def test_it_writes_a_picture_and_names_both_classes(tmp_path, capsys):
     assert second.rsplit(" (", 1)[0] in CLASSES
     assert wrote == f"wrote {out}"
     width, height = Image.open(out).size
-    # three columns of 2.3 inches and two rows of 2.6 at 150 dots per inch
-    assert (width, height) == (1035, 780)
+    # three columns of 1.15 inches and two rows of 1.2, 0.3 and 0.25 for the texts, at 140 dots per inch
+    assert (width, height) == (525, 371)
 
 
 def test_without_a_photo_it_draws_one(tmp_path):
     main(["model=vit_shapes", "method=ar", f"out={tmp_path / 'o.png'}", "device=cpu"])
-    assert Image.open(tmp_path / "o.png").size == (690, 780)
+    assert Image.open(tmp_path / "o.png").size == (364, 371)
 
 
 def test_without_the_hub_it_goes_on_with_the_embedded_model_and_says_so(tmp_path, capsys, monkeypatch):
@@ -35,7 +34,7 @@ def test_without_the_hub_it_goes_on_with_the_embedded_model_and_says_so(tmp_path
     monkeypatch.setattr(HfApi, "auth_check", fail)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: None)
     main(["model=vit_b", "method=ar", f"out={tmp_path / 'o.png'}", "device=cpu"])
-    assert "Going on with the embedded vit_shapes" in capsys.readouterr().err
+    assert "Using the embedded vit_shapes instead" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -43,20 +42,22 @@ def test_without_the_hub_it_goes_on_with_the_embedded_model_and_says_so(tmp_path
     [
         (["image=/does/not/exist.jpg"], "cannot be read"),
         (["out=/dev/null/x.png"], "out=/dev/null/x.png cannot be written"),
-        (["imag=x.jpg"], "imag=x.jpg is not an option"),
+        (["imag=x.jpg"], "imag=x.jpg is not an option; use image=, model=, method=, out=, device= or --help."),
         (["method=nope"], "Could not find 'method/nope'"),
         (["model=no_such_vit"], "timm has no model"),
     ],
 )
-def test_bad_input(arguments, words):
-    with pytest.raises(UserError, match=words):
+def test_bad_input(arguments, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
         main(["model=vit_shapes", "method=ar", "device=cpu", *arguments])
+    assert words in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_image(tmp_path):
+def test_a_file_that_is_no_image(tmp_path, capsys):
     (tmp_path / "x.jpg").write_text("text")
-    with pytest.raises(UserError, match="cannot be decoded"):
+    with pytest.raises(SystemExit, match="2"):
         main([f"image={tmp_path / 'x.jpg'}", "model=vit_shapes", "method=ar", "device=cpu"])
+    assert "cannot be decoded" in capsys.readouterr().err
 
 
 def test_class_names_of_imagenet():

@@ -93,7 +93,7 @@ def test_a_signal_to_stop_and_then_the_same_command(tmp_path, cache, number, cod
     process.send_signal(number)
     error = process.communicate()[1]
     assert process.returncode == code
-    assert "repeat the same command to go on" in error
+    assert "repeat the same command to resume" in error
     assert "Traceback" not in error
     (cell,) = store.cells(tmp_path)
     assert all(store.pq.read_table(part).num_rows == 2 for part in cell.parts())  # whole batches
@@ -184,7 +184,7 @@ VALUES = st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text
 
 
 @given(key=st.sampled_from([*RUN_KEYS, *PLACE_KEYS, *VALUE_KEYS]), value=VALUES)
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_value_of_any_key_is_a_run_or_a_sentence(tmp_path_factory, cache, key, value, monkeypatch):
     """Whatever is written after the = of a key, no other exception than a UserError comes out."""
     folder = tmp_path_factory.mktemp("fuzz") / "here"

@@ -112,11 +112,11 @@ def test_a_cell_that_cannot_run_is_a_sentence_and_the_others_run(start, whole, t
     process = start(tmp_path, *engine, "method=gradcam", "precision=fp8,fp32")
     out, error = process.communicate(timeout=300)
     assert process.returncode == 2, error
-    assert "dap_bench: precision is one of fp32, tf32, bf16, not fp8." in error.splitlines()
+    assert "dap_bench: precision must be one of fp32, tf32, bf16, not fp8." in error.splitlines()
     assert "Traceback" not in error
     if "hydra/launcher=ray" not in engine:  # it may end before it has passed on what its workers print
         logs = [file.read_text() for file in tmp_path.rglob("*_log.out")]  # submitit's jobs write there
-        assert sum("n=12, failed=0" in text for text in (out, *logs)) == 1
+        assert sum("12 of 12 images" in text for text in (out, *logs)) == 1
 
 
 @pytest.mark.slow
@@ -156,4 +156,4 @@ def test_slurm_where_there_is_none_is_a_sentence(tmp_path):
     command = [sys.executable, "-m", "dap_bench", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("dap_bench: hydra/launcher=slurm needs a machine where Slurm's srun")
+    assert done.stderr.splitlines()[-1].startswith("dap_bench: hydra/launcher=slurm needs Slurm's srun and sbatch")

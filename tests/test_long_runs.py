@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.slow
 def test_memory_and_open_files_over_five_thousand_images(tmp_path):
     script = Path(__file__).parents[1] / "scripts" / "benchmark.py"
-    command = [sys.executable, str(script), "--only", "long_run", "--out", str(tmp_path / "out")]
+    command = [sys.executable, str(script), "only=long_run", f"out={tmp_path / 'out'}"]
     subprocess.run(command, check=True, capture_output=True)
     text = (tmp_path / "out" / "long_run.md").read_text()
     curve = [tuple(map(int, line)) for line in re.findall(r"\| ([\d]+) \| (\d+) \| (\d+) \|", text.replace(",", ""))]

@@ -44,10 +44,10 @@ def command(monkeypatch, capsys, tmp_path, tmp_path_factory):
         (["metric=7"], "metric takes a name, one of .*paper"),
         (["metric=[]"], "metric takes a name"),
         (["method=[ar,dap]"], "for several cells write -m method=ar,dap"),
-        (["-m", "method=ar,", "dap"], "ends in a comma; write a sweep without blanks"),
+        (["-m", "method=ar,", "dap"], "ends in a comma; write a sweep without spaces"),
         (["method=dap", "method.prior=legrad"], "the prior is an explainer, not 'legrad'; .*method/prior=legrad"),
         (["device=mps", "sampler.n=1"], "device=mps"),
-        (["debug=maybe"], "debug is one of True, False, not maybe"),
+        (["debug=maybe"], "debug must be one of True, False, not maybe"),
         (["data=parquet"], "Missing mandatory value: data.path"),
         (["data=parquet", "data.path=/does/not/exist"], "data.path=/does/not/exist holds no Parquet file"),
         (["data=imagefolder", "data.path=/does/not/exist"], "is not a folder"),
@@ -58,10 +58,10 @@ def command(monkeypatch, capsys, tmp_path, tmp_path_factory):
         (["chunk_size=-4"], "chunk_size=-4 must be a whole number"),
         (["sampler.n=2.5"], "sampler.n=2.5 must be a whole number"),
         (["data.size=abc"], "data.size=abc must be a whole number"),
-        (["overwrite=maybe"], "overwrite is one of True, False, failed, not maybe"),
-        (["precision=fp8"], "precision is one of fp32, tf32, bf16"),
-        (["explain_precision=bf16"], "explain_precision is one of fp32, fp64, not bf16"),
-        (["metric.cs.unit=pixels"], "unit is one of pixel, patch, not pixels"),
+        (["overwrite=maybe"], "overwrite must be one of True, False, failed, not maybe"),
+        (["precision=fp8"], "precision must be one of fp32, tf32, bf16"),
+        (["explain_precision=bf16"], "explain_precision must be one of fp32, fp64, not bf16"),
+        (["metric.cs.unit=pixels"], "unit must be one of pixel, patch, not pixels"),
         (["model.depth=5"], "does not fit"),
         (["shard=2/1"], "must be i/n"),
         (["sampler.n=999999"], "more images than the source has"),
@@ -162,10 +162,10 @@ def test_one_cell(command, tmp_path):
     code, out, error = command("sampler.n=4", "batch_size=2", "method=ar", "metric=[afs]", "name=mine")
     assert code == 0, error
     (cell,) = store.cells(tmp_path / "results")
-    assert f"{cell.folder}: n=4, failed=0" in out
+    mean = sum(row["afs"] for row in cell.rows()) / 4
+    assert out == f"vit_shapes mine non_balanced: 4 of 4 images, AFS {mean:.3f}\n  {cell.folder}\n"
     assert {row["method"] for row in cell.rows()} == {"mine"}
-    assert "images/s" in error  # the progress line
-    assert "afs=" in error
+    assert re.search(rf"\rvit_shapes mine non_balanced \|█+\| 4/4 \[.*img/s, AFS {mean:.3f}\]", error)
 
 
 def test_a_results_folder_that_cannot_be_written(monkeypatch, capsys, tmp_path):
@@ -180,7 +180,10 @@ def test_a_results_folder_that_cannot_be_written(monkeypatch, capsys, tmp_path):
 def test_a_sweep_goes_on_after_a_cell_that_cannot_run(command, tmp_path):
     code, _, error = command("-m", "method=gradcam", "method.layer=99,-1", "sampler.n=2", "metric=[afs]")
     assert code == 2
-    assert "layer=99 is not a block" in error
+    told = [line for line in error.splitlines() if "layer=99" in line and not line.startswith("Error executing job")]
+    assert len(told) == 1
+    assert told[0].startswith("vit_shapes gradcam non_balanced: layer=99 is not a block")
+    assert error.endswith("dap_bench: 1 cell could not be run (see above).\n")
     assert "Traceback" not in error
     done = [cell for cell in store.cells(tmp_path / "results") if len(cell.rows()) == 2]
     assert [cell.info["config"]["method"]["layer"] for cell in done] == [-1]
@@ -208,13 +211,29 @@ def test_help_shows_groups_and_commands(command):
     assert out.count("python -m dap_bench ") >= 5
 
 
-def test_the_hub_out_of_reach(command, monkeypatch):
+@pytest.fixture
+def no_hub(monkeypatch):
     from huggingface_hub import HfApi
 
     def fail(*_, **__):
         raise ConnectionError
 
     monkeypatch.setattr(HfApi, "auth_check", fail)
+
+
+def test_a_sweep_says_once_that_the_hub_is_out_of_reach(command, no_hub):
+    code, _, error = command("-m", "model=vit_t,vit_s", "method=ar,dap")
+    first, *others, _, end = error.splitlines()  # the last but one is Hydra's
+    assert code == 2
+    assert first.startswith("vit_t ar non_balanced: The Hugging Face Hub cannot be reached for ILSVRC/imagenet-1k")
+    assert others == [
+        f"{cell} non_balanced: not run; the Hugging Face Hub cannot be reached (see above)."
+        for cell in ("vit_t dap", "vit_s ar", "vit_s dap")
+    ]
+    assert end == "dap_bench: 4 cells could not be run (see above)."
+
+
+def test_the_hub_out_of_reach(command, no_hub):
     code, _, error = command("model=vit_b", "method=dap")
     assert code == 2
     assert "data=parquet data.path=FOLDER" in error

@@ -1,4 +1,4 @@
-"""What the README shows is what happens."""
+"""What the README and the pages it leads to show is what happens."""
 
 import json
 import os
@@ -15,25 +15,30 @@ import pytest
 from dap_bench import store, summarize
 
 ROOT = Path(__file__).parents[1]
-README = ROOT.joinpath("README.md").read_text()
+README, OPTIONS, METHODS, METRICS, MODELS = (
+    ROOT.joinpath(folder, "README.md").read_text()
+    for folder in ("", "conf", "conf/method", "conf/metric", "conf/model")
+)
+ORACLE = re.compile(r"^\| `.*\b(captum|grad-cam|lxt|Quantus) \d")
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES += sorted(page for folder in ("conf", "results", "scripts") for page in ROOT.joinpath(folder).rglob("*.md"))
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory):
-    """A folder outside the project with the README's files, and its commands as they are written there."""
+    """A folder outside the project with the files of the pages, and the README's commands as they are written there."""
     folder = tmp_path_factory.mktemp("outside")
     section = README.split("## Your own method")[1].split("\n## ")[0]
     assert section.count("\n") <= 60
-    for kind in ("python", "yaml"):
-        for text in re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL):
-            path = folder / re.match(r"# (\S+)\n", text)[1]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-    yaml = re.search(r"`my_conf/metric/(peak.yaml)`.*?`(peak: .*?)`", section, re.DOTALL)
+    for text in (*blocks(section, "python")[:1], *blocks(section, "yaml"), *blocks(METRICS, "python")):
+        path = folder / re.match(r"# (\S+)\n", text)[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    yaml = re.search(r"`my_conf/metric/(peak.yaml)`.*?`(peak: .*?)`", METRICS, re.DOTALL)
     (folder / "my_conf" / "metric").mkdir()
     (folder / "my_conf" / "metric" / yaml[1]).write_text(yaml[2])
     environment = {**os.environ, "DAP_BENCH_CACHE": str(tmp_path_factory.getbasetemp() / "cache")}
@@ -51,9 +56,7 @@ def outside(tmp_path_factory):
 
 def test_your_own_method_from_a_folder_outside_the_project(outside):
     folder, run, commands = outside
-    assert set(commands) == {
-        f"-m dap_bench{name}" for name in ("", ".audit", ".tables", ".report", ".claim", ".settings")
-    }
+    assert set(commands) == {f"-m dap_bench{name}" for name in ("", ".audit", ".tables", ".report", ".claim")}
     run(commands["-m dap_bench"])
     cells = {cell.info["method"]: cell for cell in store.cells(folder / "results" / "runs")}
     assert set(cells) == {"norms", "dap", "random"}
@@ -70,12 +73,15 @@ def test_your_own_method_from_a_folder_outside_the_project(outside):
     assert np.isnan(summary.loc[("norms", "cs"), "p"])  # it is the reference
     assert summary.loc[("dap", "deletion"), "p"] <= 1
 
-    run(commands["-m dap_bench.report"])
+    run(commands["-m dap_bench.report"] + " pictures=3")
     page = (folder / "results" / "report" / "index.html").read_text()
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
-    assert {row["method"] for row in data["groups"][0]["rows"]} == set(cells)
-    assert all(set(sample["methods"]) == set(cells) and sample["photo"] for sample in data["samples"])
-    commands_said = {cell["command"] for cell in data["cells"]}
+    (group,) = data["groups"]
+    assert {row["method"] for row in group["rows"]} == set(cells)
+    drawn = [sample for sample in group["samples"] if sample["maps"]]
+    assert len(drawn) == 3
+    assert all(set(sample["maps"]) == set(cells) and sample["photo"] for sample in drawn)
+    commands_said = {cell["command"] for cell in group["cells"]}
     assert "python -m dap_bench --config-dir my_conf method=norms sampler.n=24" in commands_said
     assert "holds in 1 of 1" in run(commands["-m dap_bench.claim"])
 
@@ -109,7 +115,8 @@ def test_the_audit_of_your_own_method(outside):
 
 def test_your_own_metric(outside):
     folder, run, _ = outside
-    run("python -m dap_bench --config-dir my_conf 'metric=[peak,afs]' sampler.n=4 keep_maps=true results_dir=peaks")
+    (command,) = blocks(METRICS, "sh")
+    run(f"{command.strip()} keep_maps=true results_dir=peaks")
     (cell,) = store.cells(folder / "peaks")
     for row in cell.rows():
         scaled = [(value - min(row["map"])) / (max(row["map"]) - min(row["map"])) for value in row["map"]]
@@ -122,7 +129,7 @@ def test_the_library_example_runs():
     from dap_bench import load_vit
     from dap_bench.data.shapes import draw
 
-    (code,) = (block for block in blocks("python") if "load_metrics" in block)
+    (code,) = (block for block in blocks(README, "python") if "load_metrics" in block)
     vit = load_vit("vit_shapes", device="cpu")
     names = {"images": torch.stack([vit.transform(draw(1)[0])]), "classes": torch.tensor([1])}
     exec(code, names)
@@ -137,14 +144,49 @@ def test_the_two_commands_are_make_targets(target):
     assert any(line.split()[0] == target for line in listed.splitlines())
 
 
-def test_every_file_and_choice_the_readme_names_exists():
+def test_every_choice_that_the_options_name_exists():
     from dap_bench.config import choices
 
     for group in ("model", "method", "sampler", "data", "metric", "experiment"):
-        row = next(line for line in README.splitlines() if line.startswith(f"| `{group}` |"))
+        row = next(line for line in OPTIONS.splitlines() if line.startswith(f"| `{group}` |"))
         named = set(re.findall(r"`([a-z_]+)`", row.split("|", 2)[2]))
         assert named <= set(choices(group)), (group, named - set(choices(group)))
         assert group == "metric" or named == set(choices(group)), (group, set(choices(group)) - named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        file, _, heading = target.partition("#")
+        found = page.parent / file if file else page
+        assert found.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)", found.read_text(), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}, target
+
+
+def test_methods_and_metrics_are_counted():
+    from dap_bench.report.layouts import group
+
+    methods = {file.stem for file in (ROOT / "conf" / "method").glob("*.yaml")}
+    proper = [name for name in methods if group(name) in ("attention", "gradient", "black box")]
+    metrics = re.findall(r"^\| `(\w+)` \| .* \| (?:higher|lower) \|", METRICS, re.MULTILINE)
+    assert f"{len(proper)} methods, {len(metrics)} metrics" in README
+    left_out = re.search(r"exclude=\[(.*?)\]", (ROOT / "conf" / "experiment" / "demo.yaml").read_text())[1].split(",")
+    assert f"runs {len(methods - set(left_out))} methods on the embedded model" in README
+    equal = {
+        line.split("|")[1].strip() for page in (METHODS, METRICS) for line in page.splitlines() if ORACLE.search(line)
+    }
+    assert len(equal) == 10
+    assert "ten methods and metrics equal captum, grad-cam, lxt, zennit or Quantus" in README
+
+
+def test_the_readme_is_short_and_shows_pictures():
+    assert len(README.split()) <= 1200
+    assert re.findall(r"!\[.+?\]\((.+?)\)", README)
 
 
 def test_the_table_of_the_token_zoo_is_what_its_rows_say():
@@ -156,4 +198,4 @@ def test_the_table_of_the_token_zoo_is_what_its_rows_say():
     assert len(methods) == 9
     for method in methods:
         numbers = [f"{means[model, method, 'pointing']:.2f}" for model in models]
-        assert f"| {label(method)} | {' | '.join(numbers)} |" in README
+        assert f"| {label(method)} | {' | '.join(numbers)} |" in MODELS

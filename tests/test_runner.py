@@ -266,7 +266,7 @@ def test_a_corrupt_image_is_a_row_and_not_the_end(tmp_path, cache, capsys):
     assert failed == {"class1/01.ppm", "class1/05.ppm", "class0/06.ppm"}
     assert all("cannot be decoded" in rows[sample]["reason"] for sample in failed)
     assert all(rows[sample]["cs"] is None for sample in failed)
-    assert "n=12, failed=3" in capsys.readouterr().out
+    assert "vit_shapes gradcam non_balanced: 9 of 12 images, 3 failed, " in capsys.readouterr().out
 
 
 def test_a_first_batch_of_corrupt_images_is_not_the_end(tmp_path, cache):
@@ -377,3 +377,24 @@ def test_the_batch_that_fits(tmp_path, cache):
     assert runner.batch_size_of(vit, False) == 32  # on a CPU
     rows = values(run(tmp_path / "auto", cache, "batch_size=auto"))
     assert rows == values(run(tmp_path / "32", cache, "batch_size=32"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (50, ""),
+        (60, ", Del 0.125"),
+        (70, ", Del 0.125, Ins 0.250"),
+        (80, ", Del 0.125, Ins 0.250, CS 0.375"),
+        (200, ", Del 0.125, Ins 0.250, CS 0.375"),
+    ],
+)
+def test_the_progress_line_has_as_many_means_as_fit(columns, shown):
+    with open(os.devnull, "w") as nowhere:
+        bar = runner.Bar(total=800, desc="vit_t ar balanced", unit="img", ncols=columns, file=nowhere)
+        bar.means = ("Del 0.125", "Ins 0.250", "CS 0.375", "TCC 0.500")
+        line = str(bar)
+        bar.close()
+    assert len(line) == columns
+    assert line.startswith("vit_t ar balanced | ")
+    assert line.endswith(f"| 0/800 [00:00<?, ?img/s{shown}]")

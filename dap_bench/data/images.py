@@ -33,8 +33,18 @@ class BadImage(ValueError):
 def decode(data: bytes, then: Callable[[Image.Image], Any] | None = None) -> Any:
     """Decode any mode (CMYK, grey, palette, 16 bit, floating point) and EXIF orientation to upright RGB.
 
-    Size is checked on the header, before any pixel is decoded. `then` is what is made of the picture; of large ones
-    only one at a time is in memory until that is done.
+    Size is checked on the header, before any pixel is decoded.
+
+    Args:
+        data: The picture's file.
+        then: What is made of the picture; of large ones only one at a time is in memory until that is done. Defaults
+            to None: nothing.
+
+    Returns:
+        The picture, or what was made of it.
+
+    Raises:
+        BadImage: If the file is none of the formats in FORMATS, damaged or too large.
     """
     if not data:
         raise BadImage("the image is empty")

@@ -15,6 +15,22 @@ from dap_bench.vit import ViT
 
 
 def agcam(vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, *, detach: bool = True) -> Explanation:
+    """Attention-Guided CAM: positive gradients of attention times the sigmoid of its scores, summed over blocks.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer, and what each adds by itself [B,L,P]. Defaults to False.
+        detach: Cut the gradient at each attention's input, so that it runs along the residual stream and the MLPs
+            only. Defaults to True.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes)
     trace = vit.trace(images, grad=["attention"], detach_attention=detach)
     layout, maps = trace.layout, []

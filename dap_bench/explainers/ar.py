@@ -28,6 +28,23 @@ def ar(
     head_fusion: str = "mean",
     discard_ratio: float = 0.0,
 ) -> Explanation:
+    """Attention Rollout: attention followed through all blocks, each mixed half and half with the identity.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer, and what each adds by itself [B,L,P]. Defaults to False.
+        start_layer: The first block of the product; a negative number counts from the last. Defaults to 0.
+        head_fusion: How a block's heads are joined: mean, max or min. Defaults to "mean".
+        discard_ratio: The share of each attention's smallest entries that is set to zero first. Defaults to 0.0.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative. They do not depend on `classes`.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, head_fusion=(head_fusion, FUSIONS))
     start_layer = vit.block_number(start_layer)
     trace = vit.trace(images)
@@ -38,10 +55,18 @@ def ar(
 
 
 def rollout(transitions: Sequence[Tensor], layers: bool, layout: Layout) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The row of T^L ... T^1 that the head reads, over patches [B,P]; if asked, of every T^l ... T^1 and T^l [B,L,P].
+    """The row of T^L ... T^1 that the head reads, over patches.
 
     The final row is a chain of vector-matrix products, to the last digit the same whether layers are asked for or not;
     only the layer maps need full products.
+
+    Args:
+        transitions: T^1 ... T^L, each [B,N,N].
+        layers: Whether to give the maps of layers too.
+        layout: Which tokens are patches, and what the head reads.
+
+    Returns:
+        The map [B,P]; if asked, that of every T^l ... T^1 and of every T^l by itself [B,L,P], else None and None.
     """
     row = layout.row_of(transitions[-1])
     for transition in reversed(transitions[:-1]):
@@ -57,10 +82,12 @@ def rollout(transitions: Sequence[Tensor], layers: bool, layout: Layout) -> tupl
 
 
 def residual(attention: Tensor) -> Tensor:
+    """Attention [B,N,N] and the identity: what a token passes on to others, and what it keeps."""
     return attention + torch.eye(attention.shape[-1], dtype=attention.dtype, device=attention.device)
 
 
 def row_norm(matrix: Tensor) -> Tensor:
+    """A matrix [...,N,N] with each row divided by its sum."""
     return matrix / matrix.sum(-1, keepdim=True)
 
 

@@ -46,6 +46,29 @@ def attnlrp(
     gamma_patches: float = 0.0,
     channels: str = "sum",
 ) -> Explanation:
+    """AttnLRP: input times gradient, the gradient changed by the rules of relevance propagation.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        attention: Where products of attention pass relevance on: half to each factor (uniform), or to the values
+            alone, as CP-LRP does (cp). Defaults to "uniform".
+        gamma: How much more contributions with the sign of their output count in linear layers; 0 is the plain
+            rule, anything else takes about four times as long. Defaults to 0.0.
+        gamma_patches: The same for the patch embedding. Defaults to 0.0.
+        channels: What a pixel's three channels become: their sum with its sign (sum), the sum of their absolute
+            values (abs) or the largest absolute value (max). Defaults to "sum".
+
+    Returns:
+        Maps of pixels [B,H*W], signed if `channels` is sum: then the sum of a map and what softmax and biases
+        absorb is the logit.
+
+    Raises:
+        UserError: If the model has a part that there is no rule for, or if an option, an image or a class is not
+            one that the method and the model take.
+    """
     check(vit, images, classes, attention=(attention, ("uniform", "cp")), channels=(channels, tuple(CHANNELS)))
     require_number("gamma", gamma)
     require_number("gamma_patches", gamma_patches)

@@ -36,6 +36,29 @@ def attr(
     steps: int = 20,
     normalise: bool = True,
 ) -> Explanation:
+    """Attribution Rollout: the rollout of attention times its gradient of what the head would say after each block.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer, and what each adds by itself [B,L,P]. Defaults to False.
+        readout: What the gradient is taken of: the logit that the head would read after each block (layer), or the
+            model's own (final). Defaults to "layer".
+        head_fusion: How a block's heads are joined: mean, max or min. Defaults to "max".
+        clamp: Set negative weights to zero. Defaults to False.
+        heads: How many of the first heads are used, or all. Defaults to "all".
+        path: Integrate the gradient from no attention to the attention, instead of taking it at the end of that
+            path. Needs `readout` layer. Defaults to False.
+        steps: Points of that integral. Defaults to 20.
+        normalise: Divide each row of a transition by its sum. Defaults to True.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, signed unless `clamp`.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, readout=(readout, ("layer", "final")), head_fusion=(head_fusion, FUSIONS))
     if path and readout == "final":
         raise UserError("AttR's path integral needs readout=layer: it looks at one block at a time.")

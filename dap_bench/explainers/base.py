@@ -16,8 +16,14 @@ from dap_bench.vit import ViT, double_of
 class Explanation:
     """Relevance of each patch to a class, row-major over the grid; or of each pixel, where the grid is the image's.
 
-    `signed` maps may hold negative values (evidence against the class); `upsample` is how the method's authors
-    enlarge them; `fallback` marks images for which the method had to fall back to another rule.
+    Attributes:
+        maps: The maps [B,P].
+        grid: Rows and columns of what the maps are of: `vit.grid` for patches, `vit.image_size` for pixels.
+        layers: The map as far as each layer [B,L,P]. Defaults to None.
+        single: What each layer adds by itself [B,L,P], where that is something else. Defaults to None.
+        signed: Maps may hold negative values: evidence against the class. Defaults to False.
+        upsample: How the method's authors enlarge the maps. Defaults to "bilinear".
+        fallback: Images for which the method had to fall back to another rule [B] bool. Defaults to None.
     """
 
     maps: Tensor  # [B,P]
@@ -29,10 +35,17 @@ class Explanation:
     fallback: Tensor | None = None  # [B] bool
 
     def heatmaps(self, size: tuple[int, int], upsample: str | None = None) -> Tensor:
-        """Maps enlarged to `size` and scaled to 0..1 per image: [B,H,W]. A constant map becomes all zero.
+        """Maps enlarged to `size` and scaled to 0..1 per image. A constant map becomes all zero.
 
         Rounded to single precision and enlarged in double, where the bilinear weights of 16 pixels lose no digit:
         pixels that are equal by symmetry are equal in the last bit, and their order is not up to the machine.
+
+        Args:
+            size: Height and width in pixels, such as `vit.image_size`.
+            upsample: How to enlarge: bilinear, nearest or bicubic; None as the method's authors do. Defaults to None.
+
+        Returns:
+            Heatmaps [B,H,W] in double precision.
         """
         mode = upsample or self.upsample
         options = {} if mode == "nearest" else {"align_corners": False}
@@ -42,7 +55,14 @@ class Explanation:
         return min_max(maps[:, 0].flatten(1)).unflatten(1, size)
 
     def on(self, grid: tuple[int, int]) -> Tensor:
-        """The maps on a grid of patches [B,P]: as they are, or the mean over each patch's pixels."""
+        """The maps on a grid of patches.
+
+        Args:
+            grid: Rows and columns of patches, such as `vit.grid`.
+
+        Returns:
+            Maps [B,P]: as they are, or the mean over each patch's pixels.
+        """
         if self.grid == tuple(grid):
             return self.maps
         return adaptive_avg_pool2d(self.maps.unflatten(1, self.grid), grid).flatten(1)
@@ -52,10 +72,19 @@ Explainer = Callable[..., Explanation]
 
 
 def checked(found: Any, grid: tuple[int, int], images: Tensor) -> Explanation:
-    """What an explainer returned for `images`, as an Explanation, or what is wrong with it.
+    """What an explainer returned, as an Explanation.
 
-    Maps may come alone: [B,P] or [B,rows,columns] of the patches on `grid`, [B,H,W] of the pixels. A mistake of the
-    method is a UserError; a number that is none is a ValueError, and fails the image alone.
+    Args:
+        found: What it returned. Maps may come alone: [B,P] or [B,rows,columns] of the patches, [B,H,W] of the pixels.
+        grid: The model's rows and columns of patches.
+        images: The images [B,3,H,W] that it was given.
+
+    Returns:
+        The explanation, its tensors detached.
+
+    Raises:
+        UserError: If the method is mistaken in shapes, devices or kinds.
+        ValueError: If a number is not finite, which fails the image alone.
     """
     size = tuple(images.shape[-2:])
     if isinstance(found, Tensor):
@@ -107,7 +136,18 @@ def min_max(values: Tensor) -> Tensor:
 
 
 def check(vit: ViT, images: Tensor, classes: Tensor, **options: tuple[object, tuple[object, ...]]) -> None:
-    """Finite images, one class per image that the model has, and each option (its value, the values it may have)."""
+    """Check what every explainer is given.
+
+    Args:
+        vit: The model.
+        images: Images [B,3,H,W].
+        classes: Classes [B].
+        **options: For each option its value, and the values that it may have.
+
+    Raises:
+        UserError: If an image is not finite, there is not one class of the model's per image, or an option has another
+            value.
+    """
     for name, (value, allowed) in options.items():
         one_of(name, value, allowed)
     if classes.ndim != 1 or len(classes) != len(images):

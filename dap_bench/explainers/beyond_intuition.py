@@ -35,6 +35,26 @@ def beyond_intuition(
     start_layer: int = 0,
     steps: int = 20,
 ) -> Explanation:
+    """Beyond Intuition: where tokens have their content from, times what the decision makes of the last attention.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer [B,L,P]. Defaults to False.
+        perception: What attention is weighed by: each token by the size of its value (token), or each head by its
+            gradient (head). Defaults to "token".
+        start_layer: The first block of the product; a negative number counts from the last. (Of 12 blocks the
+            authors take 6 for token and 3 for head.) Defaults to 0.
+        steps: Images from grey to the image itself over which the gradient of the last attention is integrated.
+            Defaults to 20.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, perception=(perception, ("token", "head")))
     require_int("steps", steps)
     start_layer = vit.block_number(start_layer)

@@ -34,6 +34,29 @@ def cdam(
     noise: float = 0.05,
     seed: int = 0,
 ) -> Explanation:
+    """Class-Discriminative Attention Maps: each patch's token times its gradient where it enters a block's attention.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map of each block [B,L,P]. Defaults to False.
+        layer: The block; a negative number counts from the last. Defaults to -1.
+        negatives: What values below zero become: 0 (clamp), their absolute value (abs), or what they are (keep), as
+            in the original. Defaults to "clamp".
+        variant: The map itself (plain), its mean over noisy copies of the block's input (smooth), or over shares of
+            that input (integrated). Layer maps are always plain. Defaults to "plain".
+        steps: Copies of smooth, points of integrated. Defaults to 50.
+        noise: Standard deviation of smooth, as a share of the range of the tokens. Defaults to 0.05.
+        seed: Of the noise of smooth. Defaults to 0.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, signed if `negatives` is keep, to be enlarged without
+        interpolation.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     variants = ("plain", "smooth", "integrated")
     check(vit, images, classes, negatives=(negatives, tuple(NEGATIVES)), variant=(variant, variants))
     number = vit.block_number(layer)

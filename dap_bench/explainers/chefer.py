@@ -40,6 +40,27 @@ def chefer(
     relevance: str = "lrp",
     dtype: str | None = None,
 ) -> Explanation:
+    """Transformer attribution: the product over blocks of the identity and attention's relevance times its gradient.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer, and what each adds by itself [B,L,P]. Defaults to False.
+        start_layer: The first block of the product; a negative number counts from the last. The authors' evaluation
+            scripts begin at 1. Defaults to 0.
+        relevance: What the gradient of attention is multiplied by: relevance propagated from the logit (lrp), or
+            attention itself (attention), which covers every model. Defaults to "lrp".
+        dtype: float64 runs a copy of the model in double precision, because the rules of lrp divide by numbers near
+            zero; None computes in that of the images. Defaults to None.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative.
+
+    Raises:
+        UserError: If `relevance` is lrp and the model has a part without a rule (rotary positions, gates, attention
+            pools), or if an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, relevance=(relevance, ("lrp", "attention")), dtype=(dtype, (None, "float64")))
     start_layer = vit.block_number(start_layer)
     if dtype == "float64":

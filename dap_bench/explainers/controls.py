@@ -28,6 +28,22 @@ LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue (Rec. 601)
 def random(
     vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, ids: Sequence[str] = (), *, seed: int = 0
 ) -> Explanation:
+    """A control that knows nothing: numbers drawn uniformly from 0..1, by each image's own generator.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        ids: Names of the images, which their draws depend on; without names, their content. Defaults to ().
+        seed: Another seed draws other maps. Defaults to 0.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`. They do not depend on `classes`.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes)
     require_int("seed", seed, least=0)
     names = list(ids) or list(map(content, images))  # a prior is not told the ids
@@ -36,6 +52,21 @@ def random(
 
 
 def centre(vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, *, sigma: float = 0.25) -> Explanation:
+    """A control: a Gaussian about the middle of the picture, the same for every image.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        sigma: Its standard deviation, as a share of the grid's side. Defaults to 0.25.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`. They do not depend on `classes`.
+
+    Raises:
+        UserError: If `sigma` is not above 0.
+    """
     check(vit, images, classes)
     if not sigma > 0:
         raise UserError(f"sigma={sigma} must be above 0: it is a share of the grid's side, such as 0.25.")
@@ -45,6 +76,17 @@ def centre(vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, *, s
 
 
 def edges(vit: ViT, images: Tensor, classes: Tensor, layers: bool = False) -> Explanation:
+    """A control: the mean size of the luminance's gradient (Sobel) in each patch.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`. They do not depend on `classes`.
+    """
     check(vit, images, classes)
     luminance = (vit.pixels(images) * torch.tensor(LUMINANCE).to(images)[:, None, None]).sum(1)
     return Explanation(_patches(vit, sobel(luminance)), vit.grid)
@@ -53,9 +95,25 @@ def edges(vit: ViT, images: Tensor, classes: Tensor, layers: bool = False) -> Ex
 def oracle(
     vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, masks: Sequence[Tensor | None] = ()
 ) -> Explanation:
+    """A control that knows the answer: the share of each patch that lies inside the object.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        masks: Where the object is in each image, [H,W] bool; None where that is not known. Defaults to ().
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`. They do not depend on `classes`.
+
+    Raises:
+        UserError: If there are no masks at all.
+        BadImage: If the object of an image is not known, or was cropped away.
+    """
     check(vit, images, classes)
     if not masks:
-        raise UserError("the oracle must be told where the objects are: give it masks, one [H,W] per image.")
+        raise UserError("the oracle needs to know where the objects are: pass masks, one [H,W] per image.")
     known = [mask for mask in masks if mask is not None and mask.any()]
     if len(known) < len(masks):
         raise BadImage("no mask is known for this image")

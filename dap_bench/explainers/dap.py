@@ -41,6 +41,31 @@ def dap(
     target: str = "no_renorm",
     smooth: bool = False,
 ) -> Explanation:
+    """Decision-Aware Attention Propagation: attention rollout, each step weighed by how much a prior gives its tokens.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer, and what each adds by itself [B,L,P]. Defaults to False.
+        prior: The explainer whose map, scaled to 0..1, weighs the patches; `conf/method/dap.yaml` takes Grad-CAM.
+        variant: Where the weights enter: at both tokens of a step (pairwise), which is DAP, or as in its ablation
+            at the one attended to (source), at the one attending (target), at the final map alone (final), or
+            nowhere (uniform), which is Attention Rollout. Layer maps of final are without the weights. Defaults to
+            "pairwise".
+        target: How target applies its weights: after each row was normalised (no_renorm), or by leaving rows of
+            weight 0 empty (zero_rows). Defaults to "no_renorm".
+        smooth: Take the prior from its heatmap: enlarged to pixels and averaged over each patch again. Defaults to
+            False.
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative. `fallback` [B] marks images whose prior is
+        constant: their map is Attention Rollout's.
+
+    Raises:
+        UserError: If the prior does not return maps of the model's patches or pixels, or if an option, an image or
+            a class is not one that the method and the model take.
+    """
     check(vit, images, classes, variant=(variant, VARIANTS), target=(target, TARGETS))
     with vit.shared_traces():
         found = checked(prior(vit, images, classes), vit.grid, images)

@@ -30,6 +30,23 @@ def gmar(
     source: str = "norm1_last",
     norm: str = "l1",
 ) -> Explanation:
+    """Gradient-driven Multi-head Attention Rollout: Attention Rollout with heads weighed by the size of their gradient.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer, and what each adds by itself [B,L,P]. Defaults to False.
+        source: Where the gradient is taken: at the last block's input of attention, one set of weights for all
+            blocks (norm1_last), or at each block's own attention (attention). Defaults to "norm1_last".
+        norm: How its size is measured: l1 or l2. Defaults to "l1".
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, norm=(norm, tuple(NORMS)), source=(source, ("norm1_last", "attention")))
     with vit.shared_traces():
         weights = head_weights(vit, images, classes, source, norm)

@@ -27,6 +27,26 @@ def gradcam(
     relu: bool = True,
     tokens: str = "patches",
 ) -> Explanation:
+    """Grad-CAM: the tokens at one place in the model, weighed by the mean gradient of each channel there.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map of each block [B,L,P]. Defaults to False.
+        layer: The block; a negative number counts from the last. Defaults to -1.
+        at: The place: what enters the block's attention (norm1), or what leaves the block (output). Defaults to
+            "norm1".
+        relu: Set negative values to zero. Defaults to True.
+        tokens: Over which tokens gradients are averaged: patches or all. Defaults to "patches".
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, signed unless `relu`.
+
+    Raises:
+        UserError: If no patch has a gradient there, as after the last attention of a model with a class token, or
+            if an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, at=(at, ("norm1", "output")), tokens=(tokens, ("patches", "all")))
     number = vit.block_number(layer)
     kind, shift = ("norm1", 0) if at == "norm1" else ("tokens", 1)

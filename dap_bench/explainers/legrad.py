@@ -24,6 +24,23 @@ def legrad(
     readout: str = "cls",
     last_layers: str | int = "all",
 ) -> Explanation:
+    """LeGrad: the positive gradient by attention of what the head would say after each block, summed over blocks.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map as far as each layer, and what each adds by itself [B,L,P]. Defaults to False.
+        readout: What the gradient is taken of: the head's logit of the class token (cls), or of the mean of all
+            tokens (mean), as the authors do, after each block; or the model's own logit (final). Defaults to "cls".
+        last_layers: How many of the last blocks are summed, or all; the authors' code takes 2. Defaults to "all".
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, readout=(readout, ("cls", "mean", "final")))
     trace = vit.trace(images, grad=["attention"])
     if readout == "final":

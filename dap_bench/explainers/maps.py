@@ -35,6 +35,25 @@ def maps(
     upsample: str = "bilinear",
     ids: Sequence[str],
 ) -> Explanation:
+    """Maps that another program has made, read from files.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        path: A folder with a .npy or .npz for each id, or one .npz or .parquet with all of them.
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic. Defaults to "bilinear".
+        ids: Names of the images, which their maps are found by.
+
+    Returns:
+        Maps of patches [B,P] or of pixels [B,H*W], told apart by their number: those stored for the runner-up where
+        `classes` asks for it, else those for the predicted class. Zeros where only the runner-up's is not stored.
+
+    Raises:
+        UserError: If `path` holds no maps, or one has neither as many numbers as there are patches nor as pixels.
+        ValueError: If an image has no map.
+    """
     check(vit, images, classes)
     one_of("upsample", upsample, ("bilinear", "nearest", "bicubic"))
     _, runner_up = vit.score(images, full=True).topk(2, dim=1).indices.unbind(1)

@@ -33,6 +33,22 @@ BASELINES = ("zero", "black", "mean")
 def input_x_gradient(
     vit: ViT, images: Tensor, classes: Tensor, layers: bool = False, *, channels: str = "sum"
 ) -> Explanation:
+    """Input times gradient: each pixel times the gradient of the class's logit by it.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        channels: What a pixel's three channels become: their sum with its sign (sum), the sum of their absolute
+            values (abs) or the largest absolute value (max). Defaults to "sum".
+
+    Returns:
+        Maps of pixels [B,H*W], signed if `channels` is sum.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, channels=(channels, tuple(CHANNELS)))
     return pixel_map(images * gradient(vit, images, classes), channels)
 
@@ -47,6 +63,24 @@ def integrated_gradients(
     steps: int = 50,
     channels: str = "sum",
 ) -> Explanation:
+    """Integrated gradients: the pixels' difference from a baseline, times the mean gradient on the way from there.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        baseline: Where the path begins: zero (grey), black, or the image's mean colour (mean). Defaults to "zero".
+        steps: Nodes of the Gauss-Legendre rule; each takes a forward and a backward pass. Defaults to 50.
+        channels: What a pixel's three channels become: their sum with its sign (sum), the sum of their absolute
+            values (abs) or the largest absolute value (max). Defaults to "sum".
+
+    Returns:
+        Maps of pixels [B,H*W], signed if `channels` is sum: then a map adds up to the difference of the two logits.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, baseline=(baseline, BASELINES), channels=(channels, tuple(CHANNELS)))
     require_int("steps", steps, most=1000)
     start = baseline_images(vit, images, baseline)
@@ -68,6 +102,26 @@ def smoothgrad(
     channels: str = "abs",
     seed: int = 0,
 ) -> Explanation:
+    """SmoothGrad: the mean gradient of the class's logit over noisy copies of the image.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        ids: Names of the images, which their noise depends on; without names, their content. Defaults to ().
+        samples: Noisy copies; each takes a forward and a backward pass. Defaults to 25.
+        noise: Standard deviation, as a share of the image's range. Defaults to 0.15.
+        channels: What a pixel's three channels become: their sum with its sign (sum), the sum of their absolute
+            values (abs) or the largest absolute value (max). Defaults to "abs".
+        seed: Another seed draws other noise. Defaults to 0.
+
+    Returns:
+        Maps of pixels [B,H*W], signed if `channels` is sum.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, channels=(channels, tuple(CHANNELS)))
     require_int("samples", samples)
     require_int("seed", seed, least=0)
@@ -88,7 +142,7 @@ def gradient(
 
     `rules` may set hooks that change the gradient; those whose handles it appends are removed afterwards.
     """
-    vit._check(images)
+    vit.check_images(images)
     with torch.enable_grad(), frozen_evaluation(vit.model, fused=False) as handles:
         rules(handles)
         pixels = images.detach().clone().requires_grad_()

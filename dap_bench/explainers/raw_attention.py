@@ -23,6 +23,22 @@ def raw_attention(
     layer: int = -1,
     head_fusion: str = "mean",
 ) -> Explanation:
+    """Raw attention: where the tokens that the head reads look in one block.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Also give the map of each block [B,L,P]. Defaults to False.
+        layer: The block; a negative number counts from the last. Defaults to -1.
+        head_fusion: How a block's heads are joined: mean, max or min. Defaults to "mean".
+
+    Returns:
+        Maps of patches [B,P] on the grid `vit.grid`, not negative. They do not depend on `classes`.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes, head_fusion=(head_fusion, FUSIONS))
     number = vit.block_number(layer)
     trace = vit.trace(images)

@@ -36,12 +36,31 @@ def rise(
     probability: float = 0.5,
     seed: int = 0,
 ) -> Explanation:
+    """RISE: the mean of random masks, weighed by the class's probability when only what they show is left.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W], as `vit.transform` makes them.
+        classes: The class to explain in each image [B].
+        layers: Without effect: there are no layers. Defaults to False.
+        samples: Masks; each takes a forward pass, and the error falls with the square root of their number.
+            Defaults to 4000.
+        cells: Cells of a mask along each side. Defaults to 7.
+        probability: That a cell is shown. Defaults to 0.5.
+        seed: Another seed draws other masks. Defaults to 0.
+
+    Returns:
+        Maps of pixels [B,H*W], not negative.
+
+    Raises:
+        UserError: If an option, an image or a class is not one that the method and the model take.
+    """
     check(vit, images, classes)
     require_int("samples", samples)
     require_int("cells", cells, most=min(vit.image_size))
     require_int("seed", seed, least=0)
     require_number("probability", probability, least=0.001, most=1)
-    vit._check(images)
+    vit.check_images(images)
     maps = images.new_zeros(len(images), images.shape[2] * images.shape[3])
     for drawn in draw(samples, cells, probability, seed, vit.image_size):
         drawn = drawn.to(images.dtype).to(images.device)

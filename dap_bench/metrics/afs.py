@@ -19,6 +19,16 @@ POINTS = 20  # intervals of the curve
 
 @dataclass(frozen=True)
 class FlowSparsity(OfCurve):
+    """AFS: the share of the map's mass in its top fraction.
+
+    Attributes:
+        unit: What has the mass: pixels of the heatmap, or patches (pixel, patch). Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        fraction: Of the map that counts as its top. Defaults to 0.1.
+        rounding: Of the number in the top: round or floor. Defaults to "round".
+    """
+
     unit: str = "pixel"
     upsample: str | None = None  # None: as the method's authors do
     fraction: float = 0.10

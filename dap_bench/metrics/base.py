@@ -17,10 +17,14 @@ from dap_bench.vit import ViT, double_of
 
 
 class Metric(Protocol):
-    """A number per image, NaN where it is not defined; `better` is the direction of improvement.
+    """A number per image, NaN where it is not defined.
 
     A metric that is read off a curve has a method `with_curve` too, which gives both. One that asks other explainers
     of the same images has a method `prepare`, which does so while their forward passes can be shared.
+
+    Attributes:
+        better: The direction of improvement: "higher" or "lower".
+        needs: What it needs besides the explanation, made only if asked for: "layers", "masks", "alternative".
     """
 
     better: ClassVar[str]  # "higher" or "lower"
@@ -37,12 +41,39 @@ class OfCurve(ABC):
 
     @abstractmethod
     def with_curve(self, batch: "Batch") -> tuple[Tensor, Tensor | None]:
-        """The values [B], and the curve [B,points] where there is one."""
+        """Measure a batch, and keep what the values were read off.
+
+        Args:
+            batch: The images and their explanations.
+
+        Returns:
+            The values [B], and the curve [B,points] where there is one.
+        """
 
 
 @dataclass
 class Batch:
-    """Some images, what the model says of them, and their explanations, made when first asked for."""
+    """Some images, what the model says of them, and their explanations, made when first asked for.
+
+    Attributes:
+        vit: The model for scoring; explainers work on copies.
+        explain: The explainer that is measured.
+        images: Normalised images [B,3,H,W].
+        predicted: The class that is explained [B].
+        alternative: The runner-up [B].
+        confidence: The probability of the predicted class [B].
+        layers: Whether the explanation should hold layer maps. Defaults to False.
+        double: Explain in double precision. Defaults to False.
+        masks: Where the object is in each image, [H,W] bool, None where that is not known; empty by default.
+        labels: The true class [B], if known. Defaults to None.
+        companions: A function from a number n to that many other images, of other classes, for each [B,n,3,H,W].
+            Defaults to None.
+        chunk: How many perturbed images are scored at a time. Defaults to 32.
+        ids: Names of the images, which `known` goes by; empty by default.
+        known: What is the same for all explainers of these images; one dictionary may serve many batches.
+        shared: What metrics share: ranks of pixels, baselines.
+        references: What other explainers said of these images (see `explained_by`).
+    """
 
     vit: ViT  # for scoring; explainers work on copies
     explain: Explainer
@@ -63,7 +94,17 @@ class Batch:
 
     @classmethod
     def of(cls, vit: ViT, explain: Explainer, images: Tensor, **options: Any) -> "Batch":
-        """A batch of images with the classes that the model gives them."""
+        """A batch of images with the classes that the model gives them.
+
+        Args:
+            vit: The model.
+            explain: The explainer.
+            images: Normalised images [B,3,H,W], on the model's device.
+            **options: Other attributes of the batch, such as `layers`, `masks` or `ids`.
+
+        Returns:
+            The batch; nothing is explained yet.
+        """
         nothing = torch.empty(0)
         batch = cls(vit, explain, images, nothing, nothing, nothing, **options)
         clean = batch.once("clean", lambda: _best_two(vit, images))
@@ -73,10 +114,12 @@ class Batch:
 
     @cached_property
     def explanation(self) -> Explanation:
+        """What the explainer says of the predicted class."""
         return explained(self.explain, self._own, self._inputs, self.predicted, self.ids, self.layers, self.masks)
 
     @cached_property
     def alternative_explanation(self) -> Explanation:
+        """What the explainer says of the runner-up."""
         if "_own" in vars(self) and altered(self._own, self.vit):
             del self._own  # the explainer has changed its copy of the model: take another
         return explained(self.explain, self._own, self._inputs, self.alternative, self.ids, masks=self.masks)
@@ -84,7 +127,10 @@ class Batch:
     def explain_all(self, alternative: bool, metrics: Iterable[Any] = ()) -> None:
         """Make the explanations now, from shared traces, and let go of the copy of the model they were made on.
 
-        What `metrics` ask of other explainers comes first: their traces reach furthest.
+        Args:
+            alternative: Explain the runner-up too.
+            metrics: Metrics to be computed: what they ask of other explainers comes first, because these traces reach
+                furthest. Defaults to ().
         """
         with self._own.shared_traces():
             self.reference = self._own, self._inputs
@@ -100,7 +146,15 @@ class Batch:
         vars(self).pop("_own", None)
 
     def explained_by(self, explain: Explainer, layers: bool = False) -> Explanation:
-        """The explanation of the predicted class that a metric asks of another explainer, as its reference."""
+        """The explanation of the predicted class that a metric asks of another explainer, as its reference.
+
+        Args:
+            explain: The other explainer; it is asked once.
+            layers: Whether layer maps are wanted. Defaults to False.
+
+        Returns:
+            Its explanation, checked.
+        """
         key = (id(explain), layers)
         if key not in self.references:
             found = explained(explain, *self.reference, self.predicted, self.ids, layers, self.masks)
@@ -110,7 +164,16 @@ class Batch:
     def explain_anew(
         self, images: Tensor | None = None, classes: Tensor | None = None, vit: ViT | None = None
     ) -> Explanation:
-        """What the explainer says of other versions of the images, of other classes, or on another model."""
+        """What the explainer says of other versions of the images, of other classes, or on another model.
+
+        Args:
+            images: Images [B,3,H,W] in place of the batch's. Defaults to None.
+            classes: Classes [B] in place of the predicted ones. Defaults to None.
+            vit: A model in place of the batch's. Defaults to None.
+
+        Returns:
+            An explanation that is not kept.
+        """
         twin = copied(vit if vit is not None else self.vit, self.double)
         given = self._inputs if images is None else double_of(images) if self.double else images
         asked = self.predicted if classes is None else classes
@@ -131,13 +194,30 @@ class Batch:
         return double_of(self.images) if self.double else self.images
 
     def values(self, explanation: Explanation, unit: str, upsample: str | None = None) -> Tensor:
-        """An explanation as [B,n] values in 0..1: of the heatmap's pixels or of the patches."""
+        """An explanation as values in 0..1.
+
+        Args:
+            explanation: What an explainer gave for these images.
+            unit: Of what: the heatmap's pixels (pixel), or the patches (patch).
+            upsample: How maps of patches are enlarged to pixels; None as the method's authors do. Defaults to None.
+
+        Returns:
+            Values [B,n], each image's scaled by itself.
+        """
         if unit == "pixel":
             return explanation.heatmaps(self.vit.image_size, upsample).flatten(1)
         return min_max(explanation.on(self.vit.grid))
 
     def once(self, what: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-        """Numbers per image that do not depend on the explainer: computed once per image and sweep."""
+        """Numbers per image that do not depend on the explainer: computed once per image and sweep.
+
+        Args:
+            what: What they are, for `known`.
+            compute: How they are computed, one number or a list of numbers for each image.
+
+        Returns:
+            The numbers, from `known` where they are there for all images.
+        """
         keys = [(what, name) for name in self.ids]
         if not keys or any(key not in self.known for key in keys):
             values = compute()

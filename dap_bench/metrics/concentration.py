@@ -28,10 +28,19 @@ class _Concentration:
         check_options(unit=self.unit, upsample=self.upsample)
 
     def values(self, batch: Batch) -> Tensor:
+        """The map's values in double precision [B,n]."""
         return double_of(batch.values(batch.explanation, self.unit, self.upsample))
 
 
 class Gini(_Concentration):
+    """The inequality of the map's values: 0 if all are the same, towards 1 for a single peak.
+
+    Attributes:
+        unit: Whose values: of the heatmap's pixels, or of patches (pixel, patch). Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+    """
+
     better: ClassVar[str] = "higher"
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -42,6 +51,14 @@ class Gini(_Concentration):
 
 
 class Entropy(_Concentration):
+    """The entropy of the map as a distribution, as a share of the largest: 1 if all is the same, 0 for a single peak.
+
+    Attributes:
+        unit: Whose values: of the heatmap's pixels, or of patches (pixel, patch). Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+    """
+
     better: ClassVar[str] = "lower"
 
     def __call__(self, batch: Batch) -> Tensor:

@@ -16,6 +16,15 @@ from dap_bench.metrics.base import Batch, check_options, spearman
 
 @dataclass(frozen=True)
 class ClassSensitivity:
+    """CS: how much the map changes when the runner-up class is asked about, from 0 (same order) to 1 (opposite).
+
+    Attributes:
+        unit: What is compared: pixels of the heatmap, or patches (pixel, patch). Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        formula: (1 - rho) / 2 (half_distance), or 1 - rho / 2 (as_printed). Defaults to "half_distance".
+    """
+
     unit: str = "pixel"
     upsample: str | None = None  # None: as the method's authors do
     formula: str = "half_distance"  # (1 - rho)/2 | as_printed: 1 - rho/2

@@ -17,6 +17,22 @@ from dap_bench.metrics.perturbation import Perturbation, area, interior
 
 @dataclass(frozen=True)
 class Deletion(OfCurve, Perturbation):
+    """Del: the area under p(y) while the most relevant part of the image is removed.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What pixels are replaced by: zero (grey), black, the image's mean colour (mean), or the image
+            blurred (blur). Defaults to "zero".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+        steps: Intervals of the curve. Defaults to 20.
+        auc: How the area is taken: trapezoid, or the mean of the points (mean). Defaults to "trapezoid".
+    """
+
     steps: int = 20  # intervals of the curve
     auc: str = "trapezoid"  # trapezoid | mean
 
@@ -41,6 +57,22 @@ class Deletion(OfCurve, Perturbation):
 
 @dataclass(frozen=True)
 class Insertion(Deletion):
+    """Ins: the area under p(y) while the most relevant part of the image is inserted into its baseline.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What the image begins as: zero (grey), black, its mean colour (mean), or itself blurred (blur).
+            Defaults to "blur".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+        steps: Intervals of the curve. Defaults to 20.
+        auc: How the area is taken: trapezoid, or the mean of the points (mean). Defaults to "trapezoid".
+    """
+
     baseline: str = "blur"
 
     better: ClassVar[str] = "higher"
@@ -53,7 +85,21 @@ class Insertion(Deletion):
 
 @dataclass(frozen=True)
 class BetweenCurves(Deletion):
-    """ABPC: deletion beginning with the least relevant, minus deletion beginning with the most relevant."""
+    """ABPC: deletion beginning with the least relevant, minus deletion beginning with the most relevant.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What pixels are replaced by: zero (grey), black, the image's mean colour (mean), or the image
+            blurred (blur). Defaults to "zero".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+        steps: Intervals of the curve. Defaults to 20.
+        auc: How the area is taken: trapezoid, or the mean of the points (mean). Defaults to "trapezoid".
+    """
 
     better: ClassVar[str] = "higher"
 

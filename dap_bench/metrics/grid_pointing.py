@@ -22,6 +22,13 @@ from dap_bench.vit import double_of
 
 @dataclass(frozen=True)
 class GridPointing:
+    """The share of the positive map that lies on the image, in a grid of images of other classes.
+
+    Attributes:
+        companions: How many other images are in the grid: 3 or 8. Defaults to 3.
+        seed: Of the cells. Defaults to 0.
+    """
+
     companions: int = 3  # a square number with the image itself
     seed: int = 0  # of the cells
 
@@ -32,10 +39,11 @@ class GridPointing:
         require_int("companions", self.companions)
         require_int("seed", self.seed, least=0)
         if self.side**2 != self.companions + 1:
-            raise UserError(f"companions={self.companions} and the image make no square grid; take 3 or 8.")
+            raise UserError(f"companions={self.companions} and the image do not make a square grid; use 3 or 8.")
 
     @property
     def side(self) -> int:
+        """Images along each side of the grid."""
         return round((self.companions + 1) ** 0.5)
 
     def __call__(self, batch: Batch) -> Tensor:

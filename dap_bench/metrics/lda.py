@@ -24,6 +24,7 @@ from dap_bench.metrics.base import Batch, OfCurve, as_curve, check_options, spea
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson's correlation of each pair of rows of [B,n]."""
     return cosine_similarity(a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True), dim=1)
 
 
@@ -51,6 +52,23 @@ SIMILARITIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class DecisionAlignment(OfCurve):
+    """LDA: the mean similarity of each layer's map to a reference; NaN for a method without layer maps.
+
+    Attributes:
+        prior: The explainer that gives the reference prior, or the map of layers where `intermediate` is prior.
+        unit: What is compared: pixels of the heatmap, or patches (pixel, patch). Defaults to "patch".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        reference: What layers are compared with: the method's final map (own_final), the prior (prior), the prior
+            at the same layer (prior_layers), or the attention of the last block (last_attention). Defaults to
+            "own_final".
+        intermediate: A layer's map: the method's as far as there (accumulated), of that layer alone (single), what
+            it adds to the layer before (added), its attention (raw_attention), or the prior there (prior). Defaults
+            to "accumulated".
+        layers: Which layers count: all or all_but_last. Defaults to "all".
+        similarity: spearman, pearson, cosine, or the overlap of the top 10 % (overlap). Defaults to "spearman".
+    """
+
     prior: Explainer
     unit: str = "patch"
     upsample: str | None = None
@@ -73,6 +91,7 @@ class DecisionAlignment(OfCurve):
         one_of("LDA's layers", self.layers, ("all", "all_but_last"))
 
     def prepare(self, batch: Batch) -> None:
+        """Ask the prior now, while its forward pass can be shared."""
         if self.reference == "prior_layers" or self.intermediate == "prior":
             batch.explained_by(self.prior, layers=True)
         if self.reference == "prior":

@@ -21,7 +21,12 @@ class _Localisation:
 
 
 class Pointing(_Localisation):
-    """1 where the heatmap's maximum is inside the object, else 0; the first maximum in raster order."""
+    """1 where the heatmap's maximum is inside the object, else 0; the first maximum in raster order.
+
+    Attributes:
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+    """
 
     def __call__(self, batch: Batch) -> Tensor:
         values = batch.values(batch.explanation, "pixel", self.upsample)
@@ -31,7 +36,12 @@ class Pointing(_Localisation):
 
 
 class MassInside(_Localisation):
-    """The share of the heatmap's mass that lies inside the object."""
+    """The share of the heatmap's mass that lies inside the object.
+
+    Attributes:
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+    """
 
     def __call__(self, batch: Batch) -> Tensor:
         values = batch.values(batch.explanation, "pixel", self.upsample)

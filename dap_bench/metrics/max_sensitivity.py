@@ -19,6 +19,17 @@ from dap_bench.metrics.base import Batch, check_options
 
 @dataclass(frozen=True)
 class MaxSensitivity:
+    """The largest change of the map, relative to its size, under noise that one hardly sees.
+
+    Attributes:
+        unit: What is compared: pixels of the heatmap, or patches (pixel, patch). Defaults to "patch".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        samples: Draws of noise; each takes an explanation. Defaults to 10.
+        radius: Of the noise, in colours of 0..1. Defaults to 0.02.
+        seed: Another seed draws other noise. Defaults to 0.
+    """
+
     unit: str = "patch"
     upsample: str | None = None
     samples: int = 10  # K

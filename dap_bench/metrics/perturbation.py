@@ -28,7 +28,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Perturbation:
-    """Options that Del, Ins and TCC share."""
+    """Options of all metrics that replace pixels in the order of the heatmap.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What pixels are replaced by: zero (grey), black, the image's mean colour (mean), or the image
+            blurred (blur). Defaults to "zero".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+    """
 
     unit: str = "pixel"  # what is taken at a time: pixel (in the heatmap's order) or patch
     upsample: str | None = None  # None: as the method's authors do
@@ -57,6 +69,7 @@ class Perturbation:
         return batch.shared[key]
 
     def units(self, batch: Batch) -> int:
+        """How many pixels or patches an image has."""
         height, width = batch.vit.image_size
         return height * width if self.unit == "pixel" else batch.vit.patches
 
@@ -78,6 +91,7 @@ class Perturbation:
 
     @property
     def baseline_key(self) -> tuple[object, ...]:
+        """What tells one baseline of an image from another."""
         return (self.baseline, self.kernel, self.sigma) if self.baseline == "blur" else (self.baseline,)
 
     def baseline_probability(self, batch: Batch) -> Tensor:

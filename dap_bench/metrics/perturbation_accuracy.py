@@ -3,9 +3,9 @@
     accuracy_f = 1 if the model still gives the true class with the share f of pixels removed, else 0
     value = area under accuracy_f over f = 0.1, 0.2 ... 0.9, by the trapezoid rule, divided by its width
 
-`first: most` removes the most relevant pixels first (positive perturbation: lower is better), `first: least` the least
-relevant (negative: higher is better). `explained: predicted` explains the class that the model gives the image,
-`explained: label` the class it has. Its mean over images is the area under the accuracy's curve. NaN without a label.
+Positive perturbation removes the most relevant pixels first (lower is better), negative perturbation the least relevant
+(higher is better). `explained: predicted` explains the class that the model gives the image, `explained: label` the
+class it has. The mean over images is the area under the curve of the accuracy. NaN without a label.
 """
 
 from dataclasses import dataclass
@@ -24,6 +24,23 @@ OF_LABELS = (-1, False)  # among a batch's references: the method's own explanat
 
 @dataclass(frozen=True)
 class PositivePerturbation(Perturbation, OfCurve):
+    """The area under the accuracy while the most relevant pixels are removed; NaN without a label.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What pixels are replaced by: zero (grey), black, the image's mean colour (mean), or the image
+            blurred (blur). Defaults to "black".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+        steps: Removals of 1 / steps of the pixels each; all and nothing are left out. Defaults to 10.
+        explained: Whose map it is: of the predicted class (predicted), or of the true one (label). Defaults to
+            "predicted".
+    """
+
     baseline: str = "black"
     steps: int = 10  # of 1 / steps each; the ends are left out
     explained: str = "predicted"  # predicted | label
@@ -60,6 +77,7 @@ class PositivePerturbation(Perturbation, OfCurve):
         return area(found, "trapezoid"), found
 
     def explanation(self, batch: Batch, labels: Tensor) -> Explanation:
+        """The explanation of the predicted classes, or of the true ones [B] if these are asked for."""
         if self.explained == "predicted":
             return batch.explanation
         if OF_LABELS not in batch.references:
@@ -67,10 +85,28 @@ class PositivePerturbation(Perturbation, OfCurve):
         return batch.references[OF_LABELS]
 
     def ordered(self, batch: Batch, explanation: Explanation) -> Tensor:
+        """Rank of every pixel's unit [B,H*W], 0 the first to be removed."""
         return self.ranks(batch, explanation)
 
 
 class NegativePerturbation(PositivePerturbation):
+    """The area under the accuracy while the least relevant pixels are removed; NaN without a label.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What pixels are replaced by: zero (grey), black, the image's mean colour (mean), or the image
+            blurred (blur). Defaults to "black".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+        steps: Removals of 1 / steps of the pixels each; all and nothing are left out. Defaults to 10.
+        explained: Whose map it is: of the predicted class (predicted), or of the true one (label). Defaults to
+            "predicted".
+    """
+
     better: ClassVar[str] = "higher"
 
     def ordered(self, batch: Batch, explanation: Explanation) -> Tensor:

@@ -26,6 +26,17 @@ HEADS = ("head", "norm.", "fc_norm", "attn_pool")  # how the names of weights af
 
 @dataclass(frozen=True)
 class Randomisation(OfCurve):
+    """The rank correlation with the maps of ever more randomised models, mean over how much is randomised.
+
+    Attributes:
+        unit: What is compared: pixels of the heatmap, or patches (pixel, patch). Defaults to "patch".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        depths: How many depths of randomisation, evenly spaced and with the deepest; None takes all: head, every
+            block, embeddings. Defaults to None.
+        seed: Another seed puts the weights in another order. Defaults to 0.
+    """
+
     unit: str = "patch"
     upsample: str | None = None
     depths: int | None = None  # how many of the L + 2 depths, evenly spaced, the deepest among them; None: all

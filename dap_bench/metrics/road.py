@@ -30,6 +30,18 @@ NEIGHBOURS += [(down, across, 1 / 12) for down in (-1, 1) for across in (-1, 1)]
 
 @dataclass(frozen=True)
 class RemoveAndDebias(OfCurve):
+    """ROAD: p(y) without the least salient pixels minus p(y) without the most salient, removed by imputation.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of the noise and of random ties. Defaults to 0.
+        fractions: Shares of the pixels that are removed. Defaults to (0.2, 0.4, 0.6, 0.8).
+        noise: Standard deviation of what is added to imputed pixels, in normalised units. Defaults to 0.01.
+    """
+
     unit: str = "pixel"
     upsample: str | None = None  # None: as the method's authors do
     ties: str = "stable"  # among equal values: stable (raster order) | random

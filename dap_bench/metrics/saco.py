@@ -21,6 +21,21 @@ from dap_bench.vit import double_of
 
 @dataclass(frozen=True)
 class SalienceCoefficient(Perturbation):
+    """SaCo: whether groups of more salient pixels have more effect, from -1 (none has) to 1 (all have).
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "pixel".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What pixels are replaced by: zero (grey), black, the image's mean colour (mean), or the image
+            blurred (blur). Defaults to "mean".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+        groups: Groups of equal size, at least 2. Defaults to 10.
+    """
+
     baseline: str = "mean"
     groups: int = 10  # K
 

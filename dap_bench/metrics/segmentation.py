@@ -48,11 +48,21 @@ class _Thresholded(_Segmentation):
             raise UserError(f"threshold={self.threshold} must be mean, or a number from 0 to below 1.")
 
     def predicted(self, values: Tensor) -> Tensor:
+        """1 where values [B,H*W] are above the threshold, else 0."""
         limit = values.mean(1, keepdim=True) if self.threshold == "mean" else float(self.threshold)
         return (values > limit).to(values)
 
 
 class IntersectionOverUnion(_Thresholded):
+    """Intersection over union of what is above the threshold and the object, mean of object and background.
+
+    Attributes:
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        threshold: Above which a pixel counts as the object: the heatmap's mean (mean), or a number on the heatmap
+            scaled to 0..1. Defaults to "mean".
+    """
+
     def __call__(self, batch: Batch) -> Tensor:
         values, true = self.values(batch)
         found = self.predicted(values)
@@ -61,12 +71,28 @@ class IntersectionOverUnion(_Thresholded):
 
 
 class PixelAccuracy(_Thresholded):
+    """The share of pixels on the right side of the threshold: object above, background below.
+
+    Attributes:
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        threshold: Above which a pixel counts as the object: the heatmap's mean (mean), or a number on the heatmap
+            scaled to 0..1. Defaults to "mean".
+    """
+
     def __call__(self, batch: Batch) -> Tensor:
         values, true = self.values(batch)
         return 1 - (self.predicted(values) - true).abs().mean(1)
 
 
 class AveragePrecision(_Segmentation):
+    """Average precision of the object's pixels, in descending order of the heatmap.
+
+    Attributes:
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+    """
+
     def __call__(self, batch: Batch) -> Tensor:
         values, true = self.values(batch)
         ordered, order = values.sort(1, descending=True)

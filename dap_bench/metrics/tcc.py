@@ -14,6 +14,22 @@ from dap_bench.metrics.perturbation import Perturbation
 
 @dataclass(frozen=True)
 class ContributionConsistency(Perturbation):
+    """TCC: p(y) of the top patches alone, as a share of p(y) of the image.
+
+    Attributes:
+        unit: What is taken at a time: a pixel, in the heatmap's order, or a patch. Defaults to "patch".
+        upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
+            Defaults to None.
+        baseline: What the other patches become: zero (grey), black, the image's mean colour (mean), or the image
+            blurred (blur). Defaults to "zero".
+        kernel: Side of the blur's kernel in pixels, an odd number. Defaults to 51.
+        sigma: Standard deviation of the blur in pixels. Defaults to 8.0.
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random). Defaults to "stable".
+        seed: Of random ties. Defaults to 0.
+        fraction: Of the patches that are left. Defaults to 0.1.
+        rounding: Of their number: round or floor. Defaults to "round".
+    """
+
     unit: str = "patch"
     fraction: float = 0.10
     rounding: str = "round"  # of the number of patches: round | floor

@@ -1,39 +1,64 @@
-"""Rows -> one HTML page: python -m dap_bench.report [results=FOLDER] [paper=FOLDER] [figures=FOLDER] [out=FILE]
+"""Write one HTML page with all results.
 
-`images` is how many images of each model and sampling can be browsed. Their maps come from rows of keep_maps=true, or
-are made again where the images and the weights are on this machine.
+The page is made from rows, quickly. `pictures=N` adds photos of N images per model and sampling, evenly spread, with
+every method's maps of the predicted class and the runner-up. This needs the images and the weights: from the cache and
+the Hub, or from DAP_BENCH_ASSETS=FOLDER with imagenet/ and weights/, as for the committed rows. Maps stored with rows
+(keep_maps=true) are always shown.
 """
 
+import shlex
+import sys
 from pathlib import Path
+from typing import Annotated
 
-from dap_bench.errors import UserError
-from dap_bench.report.command import command
-from dap_bench.report.compare import compare, published
-from dap_bench.report.page import write_page
+import pandas as pd
+
+from dap_bench.command import Data, Device, Published, Reference, Results, command
+from dap_bench.errors import require_int
+from dap_bench.report.compare import PAPER, compare, published
+from dap_bench.report.layouts import label
+from dap_bench.report.page import Options, write_page
 from dap_bench.report.rows import load_rows
 from dap_bench.report.summary import REFERENCE, summarize
+from dap_bench.vit.devices import choose_device
+
+KINDS = {"layers": "Maps by layer", "cases-best": "The best cases", "cases-worst": "The worst cases"}
 
 
-@command(
-    results="results/runs",
-    paper="results/paper",
-    figures="results/figures",
-    out="results/report/index.html",
-    data="",
-    images="48",
-    device="auto",
-    reference=REFERENCE,
-)
-def main(results: str, paper: str, figures: str, out: str, data: str, images: str, device: str, reference: str) -> None:
-    if not images.isdecimal():
-        raise UserError(f"images={images} must be a whole number.")
+@command()
+def main(
+    results: Results = "results/runs",
+    paper: Published = PAPER,
+    figures: Annotated[Path, "folder with figures of single images to show"] = Path("results/figures"),
+    out: Annotated[Path, "the page to write"] = Path("results/report/index.html"),
+    data: Data = "",
+    images: Annotated[int, "number of images per model and sampling to browse"] = 1000,
+    pictures: Annotated[int, "number of them to show with photo and every method's maps"] = 0,
+    device: Device = "auto",
+    reference: Reference = REFERENCE,
+) -> None:
+    require_int("images", images, least=1)
+    choose_device(device)  # a mistake is said before anything is read
     summary = summarize(results, data, reference)
-    compared = compare(summary, published(paper)) if Path(paper).is_dir() else None
-    groups = {f"-{model}-{sampler}" for model, sampler in summary[["model", "sampler"]].to_numpy()}
-    files = [file for file in sorted(Path(figures).glob("*.png")) if any(group in file.stem for group in groups)]
-    pictures = {file.stem.replace("-", " "): file for file in files}
-    path = write_page(Path(out), load_rows(results, data), summary, compared, pictures, int(images), device, reference)
+    compared = compare(summary, published(paper)) if paper.is_dir() else None
+    asked = [argument for argument in sys.argv[1:] if not argument.startswith("pictures=")]
+    again = shlex.join(["python", "-m", "dap_bench.report", *asked, "pictures=24"])
+    options = Options(images, pictures, device, reference, again)
+    path = write_page(out, load_rows(results, data), summary, compared, drawn(figures, summary), options)
     print(f"wrote {path}, {path.stat().st_size / 2**20:.1f} MiB: open it in a browser")
+
+
+def drawn(folder: Path, summary: pd.DataFrame) -> dict[str, Path]:
+    """Pictures of single images that are in a folder of figures, by their titles in words."""
+    found = {}
+    for model, sampler in summary[["model", "sampler"]].drop_duplicates().to_numpy():
+        for kind, words in KINDS.items():
+            stem = f"{kind}-{model}-{sampler}"
+            for file in sorted(folder.glob("*.png")):
+                if file.stem == stem or file.stem.startswith(f"{stem}-"):
+                    parts = [words, label(model), label(sampler).lower(), file.stem.removeprefix(stem).lstrip("-")]
+                    found[", ".join(part for part in parts if part)] = file
+    return found
 
 
 if __name__ == "__main__":

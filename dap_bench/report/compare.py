@@ -10,14 +10,18 @@ from scipy.stats import kendalltau
 
 from dap_bench.errors import UserError
 from dap_bench.report.layouts import label
-from dap_bench.report.tables import escape, older, one_source
+from dap_bench.report.markdown import table
+from dap_bench.report.tables import escape, number, older, one_source
 
+# in an installed wheel the published numbers are inside the package, in a source tree among the results
+INSTALLED = Path(__file__).parents[1] / "paper"
+PAPER = INSTALLED if INSTALLED.is_dir() else Path(__file__).parents[2] / "results" / "paper"
 KEY = ["model", "method", "sampler", "metric"]
 ROUNDING = 0.0005  # of the published numbers
 IMAGES = 800  # that they are means of
 
 
-def published(folder: str | Path = "results/paper") -> pd.DataFrame:
+def published(folder: str | Path = PAPER) -> pd.DataFrame:
     """The paper's tables: one line per table, model, method, sampler and metric."""
     files = sorted(Path(folder).glob("*.csv"))
     if not files:
@@ -111,91 +115,76 @@ def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_verdicts(compared: pd.DataFrame) -> str:
+    """How many published numbers agree, differ and are not measured, in words."""
     counts = compared.drop_duplicates(KEY)["verdict"].str.rstrip("*†").value_counts()
     return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + "."
 
 
 def markdown(compared: pd.DataFrame) -> str:
     """All of it, readable as it is."""
-    measured = compared[compared["mean"].notna()]
-    lines = [
-        "# Ours beside theirs",
-        "",
-        count_verdicts(compared),
-        "",
-        "| table | model | sampling | method | metric | paper | ours | 95 % interval | images | difference | verdict |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for _, line in measured.iterrows():
-        cells = [
-            line["table"],
-            label(line["model"]),
-            label(line["sampler"]),
-            label(line["method"]),
-            label(line["metric"]),
-        ]
-        cells += [
-            _number(line["published"]),
-            _number(line["mean"]),
-            f"{_number(line['low'])} to {_number(line['high'])}",
-            f"{line['n']:.0f}",
-        ]
-        cells += [_number(line["difference"], "+.3f"), line["verdict"]]
-        lines.append("| " + " | ".join(cells) + " |")
+    header = ["table", "model", "sampling", "method", "metric"]
+    header += ["paper", "ours", "95 % interval", "images", "difference", "verdict"]
+    rows = []
+    for _, line in compared[compared["mean"].notna()].iterrows():
+        names = [line["table"], *(label(line[name]) for name in ("model", "sampler", "method", "metric"))]
+        numbers = [_number(line["published"]), _number(line["mean"])]
+        numbers += [f"{_number(line['low'])} to {_number(line['high'])}", f"{line['n']:.0f}"]
+        rows.append([*names, *numbers, _number(line["difference"], "+.3f"), line["verdict"]])
+    parts = ["# Ours beside theirs\n", f"{count_verdicts(compared)}\n", table(header, rows)]
     taus = rank_agreement(compared)
     if len(taus):
-        lines += [
-            "",
-            "## Metric by metric",
-            "",
-            "Kendall's tau says whether the methods come in the same order; MAD is the mean absolute difference, "
-            "and the spread what two draws of 800 images differ by in 95 of 100 cases.",
-            "",
-            "| model | sampling | metric | agree | mean difference | MAD | spread | Kendall's tau |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
+        header = ["model", "sampling", "metric", "agree", "mean difference", "MAD", "spread", "Kendall's tau"]
+        rows = []
         for _, line in taus.iterrows():
-            cells = [label(line["model"]), label(line["sampler"]), label(line["metric"])]
-            cells += [f"{line['agree']} of {line['methods']}", _number(line["difference"], "+.3f")]
-            cells += [_number(line["mad"]), _number(line["spread"])]
-            lines.append("| " + " | ".join([*cells, _number(line["tau"], ".2f")]) + " |")
+            names = [label(line[name]) for name in ("model", "sampler", "metric")]
+            numbers = [f"{line['agree']} of {line['methods']}", _number(line["difference"], "+.3f")]
+            rows.append([*names, *numbers, *map(_number, (line["mad"], line["spread"])), _number(line["tau"], ".2f")])
+        parts += [
+            "## Metric by metric\n",
+            "Kendall's tau says whether the methods come in the same order; MAD is the mean absolute difference, "
+            "and the spread what two draws of 800 images differ by in 95 of 100 cases.\n",
+            table(header, rows),
+        ]
     commands = missing_commands(compared)
     if commands:
-        lines += ["", "## Not measured yet", "", "These commands fill what is missing:", "", "```sh", *commands, "```"]
-    return "\n".join(lines) + "\n"
+        parts += ["## Not measured yet\n", "These commands fill what is missing:\n"]
+        parts.append("\n".join(["```sh", *commands, "```\n"]))
+    return "\n".join(parts)
 
 
 def latex(compared: pd.DataFrame) -> str:
-    """Every published number as a long table, the order of the methods as another; needs longtable and booktabs."""
-    lines = [
-        r"% needs \usepackage{longtable,booktabs}",
-        r"\begingroup\scriptsize\setlength{\tabcolsep}{3pt}",
-        *_long("llllrrrl", r"Model & Sampling & Method & Metric & Paper & Ours & Difference & Verdict"),
-    ]
-    for _, line in compared.drop_duplicates(KEY).dropna(subset=["published"]).iterrows():
+    """Every number that is measured as a long table, the order of the methods as another; what is missing as comments.
+
+    Needs longtable and booktabs.
+    """
+    printed = compared.drop_duplicates(KEY).dropna(subset=["published"])
+    rows = []
+    for _, line in printed.dropna(subset=["mean"]).iterrows():
         names = [escape(label(line[name])) for name in ("model", "sampler", "method", "metric")]
-        bounds = rf" {{\tiny [{_number(line['low'])}, {_number(line['high'])}]}}" if pd.notna(line["mean"]) else ""
-        numbers = [
-            _number(line["published"]),
-            _number(line["mean"]) + bounds,
-            f"${_number(line['difference'], '+.3f')}$",
-            line["verdict"].replace("†", r"$^\dagger$"),
-        ]
-        lines.append(" & ".join([*names, *numbers]) + r" \\")
-    lines += [r"\bottomrule", r"\end{longtable}"]
+        ours = rf"{number(line['mean'])} {{\tiny [{number(line['low'])}, {number(line['high'])}]}}"
+        verdict = line["verdict"].replace("†", r"$^\dagger$")
+        rows.append([*names, number(line["published"]), ours, number(line["difference"], "+.3f"), verdict])
+    head = ["Model", "Sampling", "Method", "Metric", "Paper", "Ours", "Difference", "Verdict"]
+    lines = [r"% needs \usepackage{longtable,booktabs}", r"\begingroup\scriptsize\setlength{\tabcolsep}{2.5pt}"]
+    lines += _long("llllrrrl", head, rows)
+    left = int(printed["mean"].isna().sum())
+    if left:
+        lines.append(rf"\noindent {left} of {len(printed)} published numbers are not measured.")
     taus = rank_agreement(compared)
     if len(taus):
-        lines += _long("lllrr", r"Model & Sampling & Metric & Kendall's $\tau$ & Methods")
+        rows = []
         for _, line in taus.iterrows():
             names = [escape(label(line[name])) for name in ("model", "sampler", "metric")]
-            lines.append(" & ".join([*names, f"${_number(line['tau'], '.2f')}$", str(line["methods"])]) + r" \\")
-        lines += [r"\bottomrule", r"\end{longtable}"]
+            rows.append([*names, number(line["tau"], ".2f"), str(line["methods"])])
+        lines += _long("lllrr", ["Model", "Sampling", "Metric", r"Kendall's $\tau$", "Methods"], rows)
     lines += [r"\endgroup", *(f"% {text}" for text in missing_commands(compared))]
     return "\n".join(lines) + "\n"
 
 
-def _long(shape: str, titles: str) -> list[str]:
-    return [rf"\begin{{longtable}}{{{shape}}}", r"\toprule", titles + r" \\", r"\midrule", r"\endhead"]
+def _long(shape: str, head: list[str], rows: list[list[str]]) -> list[str]:
+    first, *rest = [" & ".join(row) + r" \\" for row in (head, *rows)]
+    begin = [rf"\begin{{longtable}}{{{shape}}}", r"\toprule", first, r"\midrule", r"\endhead"]
+    return [*begin, *rest, r"\bottomrule", r"\end{longtable}"]
 
 
 def missing_commands(compared: pd.DataFrame) -> list[str]:

@@ -4,7 +4,8 @@ Curves are columns that runs with keep_curves=true have. Only the pictures of si
 few images they show.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps, rc_context
-from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import rankdata, studentized_range
@@ -23,11 +24,17 @@ from scipy.stats import rankdata, studentized_range
 from dap_bench.report.layouts import group, label, ordered
 from dap_bench.report.pictures import overlay
 from dap_bench.report.rows import CellRows
-from dap_bench.report.summary import REFERENCE, interval
+from dap_bench.report.summary import REFERENCE, SEED
 
 # Okabe and Ito's colours, told apart without colour vision, with wine for their yellow, which white paper swallows
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999", "#882255")
 STYLES = ("-", "--", "-.", ":")
+CURVES = (  # the column of rows with keep_curves=true, and how its figure is titled
+    ("deletion_curve", "Deletion", "share of pixels removed", "p(y)"),
+    ("insertion_curve", "Insertion", "share of pixels inserted", "p(y)"),
+    ("afs_curve", "Saliency mass", "share of the map, best first", "share of the mass"),
+    ("lda_curve", "Alignment by layer", "layer", "rank correlation"),
+)
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue (Rec. 601)
 FONT: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
 
@@ -59,32 +66,31 @@ def style(names: Sequence[str], name: str, reference: str = REFERENCE) -> dict[s
 
 
 def curves(cells: list[CellRows], path: Path, reference: str = REFERENCE) -> list[Path]:
-    """Deletion, cumulative saliency mass and layer-wise alignment of one model's methods, mean with 95 % bands."""
+    """Deletion, insertion, cumulative saliency mass and alignment by layer of one model's methods, with 95 % bands."""
     names = ordered({cell.names["method"] for cell in cells})
-    panels: list[tuple[str, str, str, Callable[[CellRows], np.ndarray | None]]] = [
-        ("Deletion", "share of pixels removed", "p(y)", lambda cell: _column(cell, "deletion_curve")),
-        ("Saliency mass", "share of the map, best first", "share of the mass", lambda cell: _column(cell, "afs_curve")),
-        ("Alignment by layer", "layer", "rank correlation", lambda cell: _column(cell, "lda_curve")),
-    ]
     shown = {cell.names["method"]: label(cell.names["method"]) + cell.mark for cell in cells}
-    drawn = [(panel, {cell.names["method"]: panel[3](cell) for cell in cells}) for panel in panels]
-    drawn = [(panel, found) for panel, found in drawn if any(values is not None for values in found.values())]
+    drawn = panels(cells)
     if not drawn:
         return []
     with rc_context(FONT):
-        figure = Figure(figsize=(2.4 * len(drawn), 3.0), layout="constrained")
-        grid = figure.subplots(1, len(drawn), squeeze=False)[0]
-        for axes, ((title, across, up, _), found) in zip(grid, drawn, strict=True):
+        columns = min(2, len(drawn))
+        rows = -(-len(drawn) // columns)
+        figure = Figure(figsize=(3.4 * columns, 2.3 * rows + 0.6), layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes, panel in zip(grid, drawn, strict=False):
             for name in names:
-                values = found[name]
-                if values is not None:
-                    x = np.arange(1, values.shape[1] + 1) if across == "layer" else np.linspace(0, 1, values.shape[1])
-                    _band(axes, x, values, style(names, name, reference), shown[name])
-            axes.set(title=title, xlabel=across, ylabel=up)
-            if across == "layer":
+                if name in panel["bands"]:
+                    mean, low, high = panel["bands"][name]
+                    look = style(names, name, reference)
+                    axes.plot(panel["x"], mean, label=shown[name], **look)
+                    axes.fill_between(panel["x"], low, high, color=look["color"], alpha=0.15, linewidth=0)
+            axes.set(title=panel["title"], xlabel=panel["across"], ylabel=panel["up"])
+            if panel["across"] == "layer":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        for axes in grid[len(drawn) :]:
+            axes.set_visible(False)
         handles: dict[str, Any] = {}
-        for axes in figure.axes:
+        for axes in grid:
             handles |= {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
         texts = [shown[name] for name in names if shown[name] in handles]
         figure.legend(
@@ -97,10 +103,34 @@ def curves(cells: list[CellRows], path: Path, reference: str = REFERENCE) -> lis
         return save(figure, path)
 
 
-def _band(axes: Axes, x: np.ndarray, values: np.ndarray, look: dict[str, Any], name: str) -> None:
-    bounds = np.array([interval(column[~np.isnan(column)]) for column in values.T])
-    axes.plot(x, np.nanmean(values, axis=0), label=name, **look)
-    axes.fill_between(x, bounds[:, 0], bounds[:, 1], color=look["color"], alpha=0.15, linewidth=0)
+def panels(cells: list[CellRows]) -> list[dict[str, Any]]:
+    """The curves that rows have: a title, what is across and up, x, and each method's mean with its band."""
+    found = []
+    for column, title, across, up in CURVES:
+        kept = {cell.names["method"]: _column(cell, column) for cell in cells}
+        bands = {name: band(values) for name, values in kept.items() if values is not None}
+        if bands:
+            points = next(iter(bands.values())).shape[1]
+            x = np.arange(1, points + 1) if across == "layer" else np.linspace(0, 1, points)
+            same = {name: each for name, each in bands.items() if each.shape[1] == points}
+            found.append({"title": title, "across": across, "up": up, "x": x, "bands": same})
+    return found
+
+
+def band(values: np.ndarray) -> np.ndarray:
+    """[3, points] of [images, points]: means, and the bounds of their 95 % bootstrap intervals."""
+    known = ~np.isnan(values)
+    filled, draws = np.where(known, values, 0.0), _draws(len(values))
+    with np.errstate(invalid="ignore"):
+        bounds = np.nanpercentile(draws @ filled / (draws @ known), [2.5, 97.5], axis=0)
+        return np.stack([filled.sum(0) / known.sum(0), *bounds])
+
+
+@lru_cache(maxsize=2)
+def _draws(count: int) -> np.ndarray:
+    """How often each of so many images is in each resample: 2000 of them, or fewer where memory would not do."""
+    random = np.random.default_rng(SEED)
+    return random.multinomial(count, np.full(count, 1 / count), min(2000, 10**7 // count + 1)).astype(float)
 
 
 def _column(cell: CellRows, name: str) -> np.ndarray | None:
@@ -210,6 +240,48 @@ def matrix(table: pd.DataFrame, path: Path) -> list[Path]:
 
 
 # ---------------------------------------------------------------------- single images
+
+
+def beside_the_paper(block: pd.DataFrame, compared: pd.DataFrame, path: Path) -> list[Path]:
+    """A panel per metric: our means with their intervals, the published numbers, and what the controls have.
+
+    `block` is that of one model and sampling in `summarize`, `compared` what `compare` puts beside it.
+    """
+    ours, theirs = block[block["mean"].notna()], compared.dropna(subset=["mean", "published"])
+    if theirs.empty:
+        return []
+    metrics = ordered(set(theirs["metric"]))
+    methods = ordered(set(theirs["method"]))[::-1]
+    controls = [name for name in ordered(set(ours["method"])) if group(name) == "control"]
+    lines: dict[str, Any] = {
+        name: {"color": "#777777", "linestyle": look, "linewidth": 0.9}
+        for name, look in zip(controls, STYLES[1:], strict=False)
+    }
+    better = dict(zip(ours["metric"], ours["better"], strict=True))
+    with rc_context(FONT):
+        figure = Figure(figsize=(1.0 + 1.25 * len(metrics), 0.75 + 0.17 * len(methods)), layout="constrained")
+        for axes, metric in zip(figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0], metrics, strict=True):
+            found = ours[ours["metric"] == metric].set_index("method")
+            shown = found.reindex([name for name in methods if name in found.index])
+            rows = [methods.index(name) for name in shown.index]
+            reach = np.abs(shown[["low", "high"]].to_numpy().T - shown["mean"].to_numpy())
+            axes.errorbar(shown["mean"], rows, xerr=reach, fmt="o", color=COLOURS[0], markersize=3, linewidth=1)
+            said = theirs[theirs["metric"] == metric]
+            at = [methods.index(name) for name in said["method"]]
+            axes.plot(said["published"], at, "D", color=COLOURS[1], markersize=4, markerfacecolor="none")
+            for name in filter(found.index.__contains__, lines):
+                axes.axvline(found.loc[name, "mean"], **lines[name])
+            axes.set_title(f"{label(metric)} {'↓' if better[metric] == 'lower' else '↑'}", fontsize=8)
+            axes.xaxis.set_major_locator(MaxNLocator(3))
+            axes.tick_params(length=2, labelsize=7)
+            axes.grid(axis="y", color="#eeeeee")
+            axes.set_axisbelow(True)
+        axes.set_yticks(range(len(methods)), map(label, methods))
+        marks = [Line2D([], [], color=COLOURS[0], marker="o", markersize=3, label="ours, 95 % interval")]
+        marks.append(Line2D([], [], color=COLOURS[1], marker="D", markersize=4, ls="", mfc="none", label="paper"))
+        marks += [Line2D([], [], **look, label=f"control: {label(name)}") for name, look in lines.items()]
+        figure.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False, fontsize=7)
+        return save(figure, path)
 
 
 def _tight() -> ConstrainedLayoutEngine:

@@ -31,6 +31,7 @@ class Layout:
     models: tuple[str, ...] = ()
     samplers: tuple[str, ...] = ("balanced", "non_balanced")
     open: bool = True  # are methods and models of one's own added
+    number: str = ""  # of the table, where it should not be counted with the others
 
     @classmethod
     def read(cls, file: Path) -> "Layout":
@@ -40,7 +41,7 @@ class Layout:
         if unknown or "metrics" not in said:
             raise UserError(
                 f"{file} describes no table: it needs caption, metrics and may have methods, models, "
-                f"samplers, open{'; not ' + ', '.join(sorted(unknown)) if unknown else ''}."
+                f"samplers, open, number{'; not ' + ', '.join(sorted(unknown)) if unknown else ''}."
             )
         lists: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items()}
         return cls(**{"caption": "", **lists})
@@ -54,6 +55,11 @@ def tables() -> dict[str, Layout]:
 def paper(name: str) -> Layout:
     """A table of the paper."""
     return tables()[name]
+
+
+def paper_methods() -> tuple[str, ...]:
+    """The methods that the paper compares, in its order."""
+    return tuple(ordered({*paper("table1").methods, *paper("table3").methods}))
 
 
 def label(name: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 COLOURS = "inferno"  # perceptually even, and readable without colour vision
 OPACITY = 0.65
@@ -26,14 +27,15 @@ def grid(
     photo: np.ndarray, rows: Sequence[tuple[str, Sequence[np.ndarray]]], columns: Sequence[str], path: Path
 ) -> None:
     """Write a PNG: the photo, and a row of heatmaps for each (title, heatmaps), one for each named column."""
-    figure = Figure(figsize=(2.3 * (1 + len(columns)), 2.6 * len(rows)), layout="constrained", dpi=150)
+    layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
+    figure = Figure(figsize=(1.15 * (1 + len(columns)) + 0.3, 1.2 * len(rows) + 0.25), layout=layout, dpi=140)
     axes = figure.subplots(len(rows), 1 + len(columns), squeeze=False)
     for number, (title, heatmaps) in enumerate(rows):
         overlay(axes[number, 0], photo)
-        axes[number, 0].set_ylabel(title, fontsize=9, wrap=True)
+        axes[number, 0].set_ylabel(title, fontsize=8)
         for at, heatmap in enumerate(heatmaps, 1):
             overlay(axes[number, at], photo, heatmap)
     for at, name in enumerate(["photo", *columns]):
-        axes[0, at].set_title(name, fontsize=10)
+        axes[0, at].set_title(name, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

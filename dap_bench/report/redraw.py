@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,28 +10,78 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from omegaconf import OmegaConf
+from PIL import Image
 
-from dap_bench import config
+from dap_bench import config, runner
 from dap_bench.data.images import decode
 from dap_bench.data.samples import SampleSet, load
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, path
 from dap_bench.explainers.base import Explanation
 from dap_bench.isolation import copied, explained
 from dap_bench.report.rows import CellRows
 
 log = logging.getLogger(__name__)
+LARGEST = 10**6  # pictures of a source that is drawn again for a report
 
 
-def stored_samples(cell: CellRows) -> SampleSet | None:
-    """The images of a cell, where they are in this machine's cache."""
+def sample_set(cell: CellRows) -> SampleSet:
+    """The images of a cell: from this machine's cache, or else drawn again from a source that is on it."""
     cache = config.compose().cache_dir
-    return load(Path(cache).expanduser(), cell.info["identity"].get("samples"))
+    digest = cell.info["identity"].get("samples")
+    found = load(Path(cache).expanduser(), digest)
+    if found is None:
+        name = cell.names["data"]
+        beside = [f"data={name}"] if name in config.choices("data") else []
+        source, sampler = _source(cell, cache), _restored("sampler", cell, *beside)
+        plain = OmegaConf.to_container(sampler, resolve=True)
+        found = runner.sample_set(OmegaConf.create({"data": source, "sampler": plain, "cache_dir": cache}))
+        if found.digest != digest:
+            raise UserError(f"{source.get('path', 'the source')} gives other images than the rows were measured on.")
+    return found
+
+
+def _source(cell: CellRows, cache: str) -> Any:
+    """The config of a source that needs no network; what a row says of paths is not looked at."""
+    stored = cell.info["config"].get("data")
+    target = stored.get("_target_") if isinstance(stored, dict) else None
+    if target == "dap_bench.data.sources.Shapes":
+        source = _restored("data", cell)
+        if not isinstance(source.size, int) or source.size > LARGEST:
+            raise UserError(f"the images are not in the cache ({cache}), and there are too many to draw them again.")
+        return OmegaConf.to_container(source, resolve=True)
+    folder = assets()
+    if target != "dap_bench.data.sources.Parquet" or folder is None:
+        raise UserError(
+            f"the images are not in the cache ({cache}); repeat the command of one of these cells to restore "
+            "them, or, for rows of local Parquet files, set DAP_BENCH_ASSETS=FOLDER with imagenet/ and weights/."
+        )
+    split, boxes = stored.get("split"), stored.get("boxes")
+    if not isinstance(split, str) or re.fullmatch(r"\w{1,32}", split) is None:
+        raise UserError(f"the rows of {cell.folder} do not say which split their images are from.")
+    place = folder / "imagenet"
+    marks = str(place / f"{split}_boxes.csv") if boxes else None
+    return {"_target_": target, "path": str(place), "split": split, "boxes": marks}
+
+
+def _restored(group: str, cell: CellRows, *beside: str) -> Any:
+    """The config of the user's own that a cell's was made from."""
+    node = config.restored(group, cell.info["config"].get(group), cell.names[group], *beside)
+    if node is None:
+        raise UserError(f"none of your configs makes the {group} of {cell.folder}; use --config-dir FOLDER.")
+    return node
+
+
+def assets() -> Path | None:
+    """The folder with weights/ and imagenet/ that the user has named."""
+    folder = os.environ.get("DAP_BENCH_ASSETS")
+    return path("DAP_BENCH_ASSETS", folder) if folder else None
 
 
 def weights(tag: str) -> str | None:
     """A file of a model's weights in the assets folder, where there is one."""
-    folder = os.environ.get("DAP_BENCH_ASSETS")
-    file = Path(folder) / "weights" / f"{tag}.safetensors" if folder else None
+    folder = assets()
+    file = folder / "weights" / f"{tag}.safetensors" if folder else None
     return str(file) if file is not None and file.is_file() else None
 
 
@@ -41,31 +92,31 @@ class Redraw:
     what no such config can be found for is named and left out.
     """
 
-    def __init__(self, cells: Sequence[CellRows], samples: SampleSet, device: str) -> None:
-        self.samples = samples
+    def __init__(self, cells: Sequence[CellRows], device: str = "auto") -> None:
+        """UserError says what is not on this machine: images or weights. The first cell's rows give the titles."""
+        self.samples = sample_set(cells[0])
         rows = pd.concat([cell.rows for cell in cells])
         rows = rows[rows["status"] == "ok"]
         self.rows = rows.drop_duplicates("sample_id").set_index("sample_id")
-        settings = cells[0].info["config"]
-        model = config.restored("model", settings.get("model"), cells[0].names["model"])
-        if model is None:
-            raise UserError(f"no config of yours makes the model of {cells[0].folder}; name its folder: --config-dir.")
+        model = _restored("model", cells[0])
         if model.get("checkpoint") is None:
             model.checkpoint = weights(model.tag)
-        self.vit = config.instantiate(model, device=device)
+        try:
+            self.vit = config.instantiate(model, device=device)
+        except UserError as error:
+            where = f"DAP_BENCH_ASSETS=FOLDER with weights/{model.tag}.safetensors gives them"
+            raise UserError(f"the weights are not on this machine; {where} ({error})") from error
         if cells[0].info["identity"].get("explain_precision") == "fp64":
             self.vit = self.vit.double()
         self.cells = {cell.names["method"]: cell for cell in cells}
+        self.left_out: dict[str, str] = {}  # methods that could not be made again, and why
         self._made: dict[str, Any] = {}
 
     @classmethod
     def of(cls, cells: Sequence[CellRows], device: str = "auto") -> "Redraw | None":
-        """None where the images or the weights are not on this machine; the first cell's rows give the titles."""
-        samples = stored_samples(cells[0])
-        if samples is None:
-            return None
+        """None where the images or the weights are not on this machine."""
         try:
-            return cls(cells, samples, device)
+            return cls(cells, device)
         except UserError as error:
             log.warning("single images are not explained again: %s", error)
             return None
@@ -75,15 +126,18 @@ class Redraw:
         try:
             if method not in self.cells:
                 return config.load_method(method)
-            node = config.restored("method", self.cells[method].info["config"].get("method"), method)
-            if node is None:
-                raise UserError("no config of yours makes it; name its folder: --config-dir FOLDER")
-            return config.instantiate_method(node)
+            return config.instantiate_method(_restored("method", self.cells[method]))
         except UserError as error:
-            log.warning("%s is left out of pictures: %s", method, error)
+            self._leave_out(method, str(error))
             return None
 
+    def _leave_out(self, method: str, why: str) -> None:
+        if method not in self.left_out:
+            log.warning("%s is left out of pictures: %s", method, why)
+        self.left_out.setdefault(method, why)
+
     def title(self, name: str) -> str:
+        """An image's predicted class, and its TCC where rows have one."""
         row = self.rows.loc[name]
         predicted = self.vit.class_name(int(row["predicted"]))
         return f"{predicted}\nTCC {row['tcc']:.2f}" if pd.notna(row.get("tcc")) else predicted
@@ -104,25 +158,39 @@ class Redraw:
         found = {m: self._explain(m, explain, image, classes, name) for m, explain in self._explainers(methods)}
         return self._photo(image), {m: self._heatmaps(out)[0] for m, out in found.items() if out is not None}
 
-    def maps(self, name: str) -> dict[str, tuple[np.ndarray, bool]]:
-        """The map of every cell's method as [rows, columns], and whether it is smoothed when it is enlarged."""
+    def maps(self, name: str, methods: Sequence[str]) -> dict[str, list[tuple[np.ndarray, bool]]]:
+        """Each method's maps of the predicted class and of the runner-up, as far as there is one.
+
+        A map is [rows, columns]; with it comes whether it is smoothed when it is enlarged.
+        """
         image, classes = self._input(name)
-        made = self._explainers(list(self.cells))
+        second = self.rows.loc[name].get("alternative")
+        if pd.notna(second):
+            image = image.expand(2, -1, -1, -1)
+            classes = torch.cat([classes, classes.new_tensor([int(second)])])
+        made = self._explainers(methods)
         found = {method: self._explain(method, explain, image, classes, name) for method, explain in made}
         return {
-            method: (out.maps[0].unflatten(0, out.grid).float().cpu().numpy(), out.upsample != "nearest")
+            method: [
+                (each.unflatten(0, out.grid).float().cpu().numpy(), out.upsample != "nearest") for each in out.maps
+            ]
             for method, out in found.items()
             if out is not None
         }
+
+    def photo(self, name: str) -> Image.Image:
+        """The picture as it was measured, whole."""
+        data, _ = self.samples.read([self.samples.ids.index(name)])[0]
+        return decode(data)
 
     def _explain(
         self, method: str, explain: Any, image: torch.Tensor, classes: torch.Tensor, name: str, layers: bool = False
     ) -> Any:
         """None where it raises: the row of this image says so too."""
         try:
-            return explained(explain, copied(self.vit), image, classes, [name], layers)
+            return explained(explain, copied(self.vit), image, classes, [name] * len(image), layers)
         except Exception as error:
-            log.warning("%s is left out of a picture: %s: %s", method, type(error).__name__, error)
+            self._leave_out(method, f"{type(error).__name__}: {error}")
             return None
 
     def _explainers(self, methods: Sequence[str]) -> list[tuple[str, Any]]:
@@ -135,8 +203,7 @@ class Redraw:
     def _input(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         if name not in self.samples.ids or name not in self.rows.index:
             raise UserError(f"{name} is not an image that these rows have measured.")
-        data, _ = self.samples.read([self.samples.ids.index(name)])[0]
-        image = self.vit.transform(decode(data))[None].to(self.vit.device, self.vit.dtype)
+        image = self.vit.transform(self.photo(name))[None].to(self.vit.device, self.vit.dtype)
         return image, torch.tensor([int(self.rows.loc[name, "predicted"])], device=image.device)
 
     def _heatmaps(self, explanation: Any) -> np.ndarray:

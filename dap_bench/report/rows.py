@@ -59,6 +59,7 @@ class Setting:
 
     @property
     def names(self) -> dict[str, str]:
+        """The cell's data, sampler, model and method."""
         return {name: self.info[name] for name in CELL}
 
     def __str__(self) -> str:

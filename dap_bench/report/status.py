@@ -10,6 +10,7 @@ from statistics import mean, median
 from dap_bench import store
 from dap_bench.errors import UserError
 from dap_bench.report.layouts import label, ordered
+from dap_bench.report.terminal import aligned
 
 IMAGES = 800  # of a cell of the paper
 
@@ -28,6 +29,7 @@ class Progress:
 
     @property
     def state(self) -> str:
+        """How far the cell is, in a word or a fraction."""
         if self.done < self.n:
             return f"{self.done}/{self.n}"
         if self.failed:
@@ -99,9 +101,8 @@ def grid(cells: list[Progress], wanted: set[tuple[str, str, str]]) -> str:
         for method in methods:
             keys = [(model, sampler, method) for model in models]
             table.append([label(method), *(_state(states.get(key, []), key in wanted) for key in keys)])
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in table] + [""]
-    return "\n".join([*(line.rstrip() for line in lines), *_left(cells, every - set(states))])
+        lines += [*aligned(table), ""]
+    return "\n".join([*lines, *_left(cells, every - set(states))])
 
 
 def _state(found: list[Progress], wanted: bool) -> str:
@@ -114,7 +115,7 @@ def _left(cells: list[Progress], missing: set[tuple[str, str, str]]) -> list[str
     whole = [cell for cell in cells if cell.done >= cell.n]
     part = [cell for cell in cells if cell.done < cell.n]
     failed = sum(cell.failed for cell in cells)
-    lines = [f"{len(whole)} cells done, {len(part)} in part, {len(missing)} missing; {failed} images failed."]
+    lines = [f"{len(whole)} cells done, {len(part)} partly done, {len(missing)} missing; {failed} images failed."]
     lines += [f"  {cell}" for cell in part]
     left, unknown = 0.0, 0
     for cell in part:
@@ -129,7 +130,7 @@ def _left(cells: list[Progress], missing: set[tuple[str, str, str]]) -> list[str
     if part or len(missing) > unknown:
         lines.append(f"About {_duration(left)} left in one process, at the speed of the rows so far.")
     if unknown:
-        lines.append(f"No row tells how long {unknown} of the missing cells take.")
+        lines.append(f"No estimate for {unknown} of the missing cells.")
     return lines
 
 

@@ -18,10 +18,18 @@ ESCAPES = str.maketrans(
     {c: rf"\{c}" for c in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
-PACKAGES = ("multirow", "graphicx")
+# the most columns that each size of print is for, and half of the room between them
+SIZES = ((7, r"\normalsize", 6), (9, r"\small", 5), (11, r"\footnotesize", 4), (10**6, r"\scriptsize", 3))
+# a mean and half its interval, one beside the other or, in wide tables, below it
+HALF_BESIDE = r"{} {{\tiny$\pm${}}}"
+HALF_BELOW = r"\begin{{tabular}}[c]{{@{{}}c@{{}}}}{}\\{{\tiny$\pm${}}}\end{{tabular}}"
+# no wider than the text, but never enlarged: \width is what the table has by nature
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 
-def write_tables(summary: pd.DataFrame, folder: Path, ci: bool = False, controls: bool = False) -> list[Path]:
+def write_tables(
+    summary: pd.DataFrame, folder: Path, ci: bool = False, controls: bool = False, booktabs: bool = False
+) -> list[Path]:
     """The tables that conf/report describes, as far as there are rows for them; each may be \\input.
 
     A table of an earlier time that has no rows any more is removed. `controls` adds what knows nothing, or all.
@@ -29,7 +37,7 @@ def write_tables(summary: pd.DataFrame, folder: Path, ci: bool = False, controls
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, layout in tables().items():
-        text = latex(summary, layout, ci, controls)
+        text = latex(summary, layout, ci, controls, booktabs)
         if text is None:
             (folder / f"{name}.tex").unlink(missing_ok=True)
         else:
@@ -38,7 +46,9 @@ def write_tables(summary: pd.DataFrame, folder: Path, ci: bool = False, controls
     return written
 
 
-def latex(summary: pd.DataFrame, layout: Layout, ci: bool = False, controls: bool = False) -> str | None:
+def latex(
+    summary: pd.DataFrame, layout: Layout, ci: bool = False, controls: bool = False, booktabs: bool = False
+) -> str | None:
     """One table, or None where there is no row for it."""
     part = summary[
         summary["method"].isin(_methods(summary, layout, controls))
@@ -54,33 +64,47 @@ def latex(summary: pd.DataFrame, layout: Layout, ci: bool = False, controls: boo
     samplers = [name for name in layout.samplers if name in set(part["sampler"])]
     metrics = [name for name in layout.metrics if name in set(part["metric"])]
     polarity = part.drop_duplicates("metric").set_index("metric")["better"]
-    shape = "c|c" + ("|" + "c" * len(metrics)) * len(samplers)
-    titles = [
-        rf"\multicolumn{{{len(metrics)}}}{{{'c|' if s != samplers[-1] else 'c'}}}{{{label(s)}}}" for s in samplers
-    ]
-    heads = [rf"{escape(label(m))}\,{ARROWS[polarity[m]]}" for m in metrics] * len(samplers)
+    heads = [rf"{escape(label(m))}\,{ARROWS[polarity[m]]}" for m in metrics]
+    wide = 2 + len(heads) * len(samplers)
+    half = (HALF_BESIDE if wide <= SIZES[1][0] else HALF_BELOW) if ci else "{}"
+    high = 2 if half == HALF_BELOW else 1  # lines of a row
+    size, room = next((size, room) for most, size, room in SIZES if wide <= most)
+    middle, bottom = (r"\midrule", r"\bottomrule") if booktabs else (r"\hline",) * 2
     lines = [
-        f"% needs \\usepackage{{{','.join(PACKAGES)}}}",
+        f"% needs \\usepackage{{multirow,graphicx{',booktabs' if booktabs else ''}}}",
         r"\begin{table}[t]",
         r"\centering",
-        r"\resizebox{\textwidth}{!}{%",
-        rf"\begin{{tabular}}{{{shape}}}",
-        r"\hline",
-        r"\multirow{2}{*}{Model} & \multirow{2}{*}{Method} & " + " & ".join(titles) + r" \\",
-        rf"\cline{{3-{2 + len(heads)}}}",
-        "& & " + " & ".join(heads) + r" \\",
-        r"\hline",
+        rf"{{{size}\setlength{{\tabcolsep}}{{{room}pt}}%",
+        FITTED,
+        *_head([label(sampler) for sampler in samplers], heads, booktabs),
     ]
     for model in models:
+        lines.append(middle)
         block = part[part["model"] == model]
         methods = ordered(set(block["method"]), layout.methods)
-        columns = [_column(block, sampler, metric, methods, ci) for sampler in samplers for metric in metrics]
+        columns = [_column(block, sampler, metric, methods, half) for sampler in samplers for metric in metrics]
         for at, method in enumerate(methods):
-            first = rf"\multirow{{{len(methods)}}}{{*}}{{{escape(label(model))}}}" if at == 0 else ""
+            first = rf"\multirow{{{high * len(methods)}}}{{*}}{{{escape(label(model))}}}" if at == 0 else ""
             lines.append(" & ".join([first, escape(label(method)), *(column[at] for column in columns)]) + r" \\")
-        lines.append(r"\hline")
-    lines += [r"\end{tabular}}", rf"\caption{{{layout.caption} {_notes(part, ci)}}}", r"\end{table}"]
+    numbered = [rf"\renewcommand{{\thetable}}{{{layout.number}}}\addtocounter{{table}}{{-1}}"] if layout.number else []
+    caption = rf"\caption{{{layout.caption} {_notes(part, ci)}}}"
+    lines += [bottom, r"\end{tabular}}}", *numbered, caption, r"\end{table}"]
     return "\n".join(lines) + "\n"
+
+
+def _head(samplers: list[str], heads: list[str], booktabs: bool) -> list[str]:
+    """The beginning of a table: the heads of its columns once for each sampling."""
+    bar, wide = "" if booktabs else "|", len(heads)
+    titles = [rf"\multicolumn{{{wide}}}{{c{bar if s != samplers[-1] else ''}}}{{{s}}}" for s in samplers]
+    starts = range(3, 3 + wide * len(samplers), wide)
+    below = [rf"\cmidrule(lr){{{at}-{at + wide - 1}}}" for at in starts]
+    return [
+        rf"\begin{{tabular}}{{c{bar}c{(bar + 'c' * wide) * len(samplers)}}}",
+        r"\toprule" if booktabs else r"\hline",
+        r"\multirow{2}{*}{Model} & \multirow{2}{*}{Method} & " + " & ".join(titles) + r" \\",
+        "".join(below) if booktabs else rf"\cline{{3-{2 + wide * len(samplers)}}}",
+        "& & " + " & ".join(heads * len(samplers)) + r" \\",
+    ]
 
 
 def _methods(summary: pd.DataFrame, layout: Layout, controls: bool) -> set[str]:
@@ -98,12 +122,12 @@ def one_source(part: pd.DataFrame) -> None:
     for key, names in sources.items():
         if len(names) > 1:
             raise UserError(
-                f"{' '.join(map(str, key))} was run on {' and '.join(sorted(names))}: "
-                "say which one the tables are about, data=NAME."
+                f"{' '.join(map(str, key))} was run on {' and '.join(sorted(names))}: choose one with data=NAME."
             )
 
 
-def _column(block: pd.DataFrame, sampler: str, metric: str, methods: list[str], ci: bool) -> list[str]:
+def _column(block: pd.DataFrame, sampler: str, metric: str, methods: list[str], form: str) -> list[str]:
+    """The texts of a column; `form` takes a mean and half its interval."""
     found = block[(block["sampler"] == sampler) & (block["metric"] == metric)].set_index("method").reindex(methods)
     better = found["better"].dropna()
     partial = (found["missing"] > 0) | (found["failed"] > 0)
@@ -112,12 +136,9 @@ def _column(block: pd.DataFrame, sampler: str, metric: str, methods: list[str], 
     texts = marked.where(~partial, marked + "*")
     texts = texts.where(found["like_random"] != True, texts + r"$^\circ$")  # noqa: E712  missing is neither
     texts = texts.where(~older(found), texts + r"$^\dagger$")
-    if ci:
-        half = ((found["high"] - found["low"]) / 2).map(
-            lambda value: "" if pd.isna(value) else rf" {{\tiny$\pm${value:.3f}}}"
-        )
-        texts = texts + half
-    return texts.tolist()
+    halves = (found["high"] - found["low"]) / 2
+    pairs = zip(texts, halves, strict=True)
+    return [text if pd.isna(half) else form.format(text, number(half)) for text, half in pairs]
 
 
 def older(table: pd.DataFrame) -> pd.Series:
@@ -129,7 +150,7 @@ def mark_best(values: pd.Series, better: str, counts: pd.Series | None = None) -
     """Values as text, the best in bold and the second underlined, of those that count."""
     ranked = values if counts is None else values.where(counts)
     order = ranked.rank(method="dense", ascending=better == "lower")
-    text = values.map(lambda value: "-" if pd.isna(value) else f"{value:.3f}")
+    text = values.map(number)
     return text.where(order != 1, r"\textbf{" + text + "}").where(order != 2, r"\underline{" + text + "}")
 
 
@@ -158,5 +179,11 @@ def _notes(part: pd.DataFrame, ci: bool) -> str:
     return " ".join(notes)
 
 
+def number(value: float, form: str = ".3f") -> str:
+    """A number in TeX, with a minus sign and not a hyphen; a dash for what does not exist."""
+    return "--" if pd.isna(value) else format(value, form).replace("-", "$-$").replace("+", "$+$")
+
+
 def escape(text: str) -> str:
+    """A text with what LaTeX would read as commands escaped."""
     return text.translate(ESCAPES)

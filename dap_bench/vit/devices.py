@@ -11,7 +11,18 @@ Numbers = TypeVar("Numbers", Tensor, nn.Module)
 
 
 def choose_device(device: str) -> torch.device:
-    """`auto` is CUDA where there is one, else Apple's mps where there is one, else the CPU."""
+    """The device to work on.
+
+    Args:
+        device: auto (CUDA where there is one, else Apple's mps where there is one, else the CPU), cpu, cuda, cuda:N
+            or mps.
+
+    Returns:
+        The device.
+
+    Raises:
+        UserError: If there is no such device here.
+    """
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if device == "auto":
         return torch.device("cuda" if cuda else "mps" if mps else "cpu")

@@ -25,7 +25,23 @@ def load(
     class_names: Sequence[str] | None = None,
     **kwargs: Any,
 ) -> ViT:
-    """A ViT by its timm tag, with weights from the Hub or from a local `checkpoint`; `kwargs` go to timm."""
+    """A ViT by its timm tag, with weights from the Hub or from a local file.
+
+    Args:
+        tag: timm's name of a model and its weights, such as "vit_tiny_patch16_224.augreg_in21k_ft_in1k".
+        checkpoint: A file of weights: safetensors, or a .pth with tensors only. None takes the tag's from the Hub.
+            Defaults to None.
+        device: auto, cpu, cuda, cuda:N or mps. Defaults to "cpu".
+        precision: Of scoring: fp32, tf32 or bf16. Explanations are not affected. Defaults to "fp32".
+        class_names: The classes in words. Defaults to None: ImageNet's, where there are 1,000.
+        **kwargs: For timm.create_model, such as `img_size`.
+
+    Returns:
+        The model in evaluation mode, without gradients of its weights.
+
+    Raises:
+        UserError: If timm has no such model, it cannot be explained, or its weights cannot be had.
+    """
     architecture = tag.split(".")[0]
     if not timm.is_model(architecture):
         near = get_close_matches(architecture, timm.list_models(), 3)
@@ -56,7 +72,7 @@ def _create(tag: str, **kwargs: Any) -> nn.Module:
     try:
         return timm.create_model(tag, **kwargs)
     except RuntimeError as error:
-        raise UserError(f"timm cannot make {tag!r}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"timm could not create {tag!r}: {str(error).splitlines()[0]}") from error
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:

@@ -25,7 +25,16 @@ _compiled: "WeakKeyDictionary[ViT, Callable[[Tensor], Tensor]]" = WeakKeyDiction
 
 @torch.inference_mode()
 def score(vit: "ViT", images: Tensor, precision: str) -> Tensor:
-    """Logits [B,C] in float32 or better."""
+    """Logits of images, with fused attention and in inference mode.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W].
+        precision: fp32, tf32 or bf16.
+
+    Returns:
+        Logits [B,C] in float32 or better.
+    """
     reduced = torch.autocast(vit.device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
     with frozen_evaluation(vit.model, fused=True, tf32=precision == "tf32"), reduced:
         logits = _compiled_forward(vit, images) if vit.compile else _forward(vit, images)

@@ -32,7 +32,14 @@ LEADING = {CLASS: 1, BOTH: 2}  # heads that read so many of the first tokens and
 
 @dataclass(frozen=True)
 class Layout:
-    """How many tokens of which kind, and what the head reads of them."""
+    """How many tokens of which kind, and what the head reads of them.
+
+    Attributes:
+        prefix: Tokens before the patches: class, distillation, registers.
+        patches: Patches, P; with the prefix there are N tokens.
+        head: What the head reads, one of the module's table. Defaults to "class token".
+        weights: How much an attention pool reads of each token [B,N]; it depends on the image. Defaults to None.
+    """
 
     prefix: int
     patches: int

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trace:
-    """One forward pass; gradients are taken from it for any class, any number of times.
+    """One forward pass; gradients are taken from it for any class, any number of times. Its tensors are detached.
 
-    Per block l: `attention[l]` A [B,H,N,N] after softmax, `norm1[l]` T [B,N,D] that enters attention (where norms come
-    after the branches that is the block's input); `tokens[l]` X [B,N,D] that enters the block, and `tokens[L]` what
-    leaves the last one. All are detached.
+    Attributes:
+        vit: The model.
+        images: The images [B,3,H,W]; of `ViT.trace_from` the tokens instead.
+        wanted: What gradients can be asked of.
+        start: The first block where.
+        detached: Whether the gradient was cut at the input of each attention.
     """
 
     vit: "ViT"
@@ -37,18 +40,22 @@ class Trace:
 
     @property
     def attention(self) -> list[Tensor]:
+        """Attention A after softmax [B,H,N,N] of each block."""
         return [tensor.detach() for tensor in self._kept["attention"]]
 
     @property
     def norm1(self) -> list[Tensor]:
+        """Tokens T [B,N,D] that enter each block's attention: where norms come after branches, the block's input."""
         return [tensor.detach() for tensor in self._kept["norm1"]]
 
     @property
     def tokens(self) -> list[Tensor]:
+        """Tokens X [B,N,D] that enter each block, and last what leaves the last one: L + 1 tensors."""
         return [tensor.detach() for tensor in self._kept["tokens"]]
 
     @property
     def logits(self) -> Tensor:
+        """The model's logits [B,C]."""
         return self._logits.detach()
 
     @cached_property
@@ -68,9 +75,17 @@ class Trace:
             return reading.for_images(self.vit.model, self.vit.layout, self.tokens[-1])
 
     def reaches(self, wanted: frozenset[str], start: int, detached: bool) -> bool:
-        """Whether this trace has what another would be made for: gradients of `wanted` from block `start` on.
+        """Whether this trace has what another would be made for.
 
         The graph begins at one tensor and holds all that comes after it, unless attention was cut out of it.
+
+        Args:
+            wanted: What gradients would be asked of.
+            start: The first block where.
+            detached: Whether the gradient would be cut at the input of each attention.
+
+        Returns:
+            True if it has all of that.
         """
         if not wanted:
             return True
@@ -79,16 +94,25 @@ class Trace:
         return _beginning(self.wanted, self.start) <= _beginning(wanted, start)
 
     def gradients(self, classes: Tensor, of: str, layers: Sequence[int] | None = None) -> list[Tensor]:
-        """d z_c / d `of`[l] for each layer, z_c the logit of each image's class. One backward pass for the batch.
+        """Gradients of the logit of each image's class. One backward pass for the batch.
 
-        A pass that goes back to where the graph begins brings all gradients there are: they serve whoever asks next.
+        A pass that goes back to the first blocks goes on to where the graph begins, and brings all gradients there are:
+        they serve whoever asks next.
+
+        Args:
+            classes: The class of each image [B].
+            of: What they are taken of: attention, norm1 or tokens; one that the trace was made for.
+            layers: The blocks, or None for all. Defaults to None.
+
+        Returns:
+            For each of the layers d z_c / d `of`[l], in the shape of `of`[l].
         """
         kept = self._kept[of]
         places = [range(len(kept))[layer] for layer in layers] if layers is not None else list(range(len(kept)))
         known = self._gradients.setdefault(tuple(classes.tolist()), {})
         if any((of, place) not in known for place in places):
             wanted = [(of, place) for place in places]
-            if min(places) <= self.start and not self.detached:
+            if min(places) <= self.start + 1 and not self.detached:
                 kinds = self._kept.items()
                 wanted = [
                     (kind, at) for kind, tensors in kinds for at, each in enumerate(tensors) if each.requires_grad
@@ -106,9 +130,16 @@ class Trace:
         return {}
 
     def layer_gradients(self, classes: Tensor, of: str, readout: str = "cls") -> list[Tensor]:
-        """d y^l_c / d `of`[l], y^l the logits that the head reads from block l's own output (the logit lens).
+        """Gradients of what the head would already say after each block (the logit lens).
 
-        `readout` cls reads as the head does (its class token, or what it has instead), mean the average of all tokens.
+        Args:
+            classes: The class of each image [B].
+            of: What they are taken of: attention, norm1 or tokens; one that the trace was made for.
+            readout: What the logits are read from: cls as the head does (its class token, or what it has instead), mean
+                the average of all tokens. Defaults to "cls".
+
+        Returns:
+            For each block d y^l_c / d `of`[l], y^l the logits that are read from that block's own output.
         """
         gradients = []
         for layer, tensor in enumerate(self._kept[of]):
@@ -119,9 +150,18 @@ class Trace:
         return gradients
 
     def path_gradients(self, classes: Tensor, steps: int) -> list[Tensor]:
-        """Mean of d y^l_c / d A^l along the straight path from no attention to A^l, with y^l as above: [B,H,N,N].
+        """Integrated gradients of each block by itself, from no attention to its attention.
 
-        Integrated gradients of each block by itself. Rows of A^l that the head does not need for y^l are 0.
+        Args:
+            classes: The class of each image [B].
+            steps: Points of the straight path, both ends included.
+
+        Returns:
+            For each block the mean of d y^l_c / d A^l along the path [B,H,N,N], with y^l as in `layer_gradients`. Rows
+            of A^l that the head does not need for y^l are 0.
+
+        Raises:
+            UserError: If a block does more than its parts say.
         """
         found = []
         needed = self.vit.layout.needed
@@ -159,13 +199,27 @@ def _beginning(wanted: frozenset[str], start: int) -> tuple[int, int]:
 def check_block(block: object, ours: Tensor, its: Tensor) -> None:
     """Raise unless a block put together from its parts gives what the block itself gave."""
     if not torch.allclose(ours, its, rtol=1e-3, atol=1e-3 * its.abs().max().item()):
-        raise UserError(f"{type(block).__name__} does more than its parts say: this method does not cover it.")
+        raise UserError(f"{type(block).__name__} does more than its known parts: this method does not cover it.")
 
 
 def run(
     vit: "ViT", forward: Callable[[], Tensor], wanted: frozenset[str], start: int, detach_attention: bool
 ) -> tuple[Tensor, dict[str, list[Tensor]]]:
-    """Logits of a forward pass, and what was kept on the way; gradients of what is `wanted` from block `start` on."""
+    """A forward pass that keeps what it passes.
+
+    Args:
+        vit: The model.
+        forward: Makes the logits.
+        wanted: What gradients will be asked of: any of attention, norm1, tokens.
+        start: The first block where.
+        detach_attention: Cut the gradient at the input of each attention.
+
+    Returns:
+        Logits [B,C], and attention, norm1 and tokens of each block by these names.
+
+    Raises:
+        UserError: If an attention is not of all tokens to all tokens.
+    """
     kept: dict[str, list[Tensor]] = {"attention": [], "norm1": [], "tokens": []}
 
     def keep(kind: str, layer: int, tensor: Tensor) -> None:

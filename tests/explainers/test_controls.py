@@ -83,7 +83,7 @@ def test_oracle_without_a_mask(vit):
         explained(oracle, vit, images, NONE.repeat(2), masks=[torch.ones(SIZE, dtype=torch.bool), None])
     with pytest.raises(BadImage, match="no mask is known"):
         explained(oracle, vit, images, NONE.repeat(2))
-    with pytest.raises(UserError, match="give it masks"):
+    with pytest.raises(UserError, match="pass masks, one"):
         oracle(vit, images, NONE.repeat(2))
 
 

@@ -341,11 +341,12 @@ def test_heatmaps_are_as_symmetric_as_their_maps_to_the_last_bit():
             marks=pytest.mark.slow,
         ),
         ("vit_tiny_patch16_384", {"img_size": (96, 64)}, 24),  # not square
-        (
+        pytest.param(  # norm_pre
             "vit_base_patch16_clip_224",
             {"embed_dim": 48, "num_heads": 3, "img_size": 64},
             16,
-        ),  # norm_pre
+            marks=pytest.mark.slow,
+        ),
         pytest.param(  # DINO's size
             "vit_small_patch8_224",
             {"img_size": 64, "embed_dim": 48, "num_heads": 3},

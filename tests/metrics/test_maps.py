@@ -145,7 +145,7 @@ def test_lda_readings_on_a_vit():
 
 
 def test_lda_with_a_wrong_option():
-    with pytest.raises(UserError, match="LDA's reference is one of"):
+    with pytest.raises(UserError, match="LDA's reference must be one of"):
         lda(reference="first")
 
 
@@ -161,7 +161,7 @@ def test_lda_with_a_wrong_option():
     ],
 )
 def test_a_wrong_option_is_refused(make):
-    with pytest.raises(UserError, match="is one of|must be above 0"):
+    with pytest.raises(UserError, match="must be one of|must be above 0"):
         make()
 
 

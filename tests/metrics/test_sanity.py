@@ -142,7 +142,7 @@ def test_grid_pointing_of_maps_that_are_known(vit):
     assert found.tolist() == pytest.approx([0.25] * 3) or vit.grid[1] % 2  # an odd grid cuts patches
     against = lambda vit, images, classes: Explanation(-images[:, 0].flatten(1) + 0.5, vit.image_size)  # noqa: E731
     assert GridPointing()(Batch.of(vit, against, bright, companions=dark)).tolist() == pytest.approx([0, 0, 0])
-    with pytest.raises(UserError, match="no square grid"):
+    with pytest.raises(UserError, match="do not make a square grid"):
         GridPointing(companions=2)
     with pytest.raises(UserError, match="use it in a run"):
         GridPointing()(Batch.of(vit, flat, bright))

@@ -35,6 +35,14 @@ def heat(batch, explanation):
     return batch.values(explanation, "pixel").view(-1, 1, *batch.vit.image_size).numpy()
 
 
+def measured(theirs, batch, explain):
+    """What a metric of Quantus gives for a batch."""
+    given = {"x_batch": batch.images.numpy(), "y_batch": batch.predicted.numpy()}
+    maps = heat(batch, batch.explanation)
+    found = theirs(model=batch.vit.model, **given, a_batch=maps, explain_func=explain, channel_first=True)
+    return np.array(found)
+
+
 def test_roads_imputation_is_grad_cams(nano32):
     road = library("pytorch_grad_cam.metrics.road")
     torch.manual_seed(0)
@@ -77,15 +85,8 @@ def test_max_sensitivity_is_quantus(batch):
         display_progressbar=False,
         normalise=False,
     )
-    found = theirs(
-        model=batch.vit.model,
-        x_batch=batch.images.numpy(),
-        y_batch=batch.predicted.numpy(),
-        a_batch=heat(batch, batch.explanation),
-        explain_func=explain,
-        channel_first=True,
-    )
-    assert np.abs(np.array(found) - ours(batch).numpy()).max() < 1e-5
+    found = measured(theirs, batch, explain)
+    assert np.abs(found - ours(batch).numpy()).max() < 1e-5
 
 
 def test_randomisation_is_quantus(batch, monkeypatch):
@@ -112,17 +113,10 @@ def test_randomisation_is_quantus(batch, monkeypatch):
         disable_warnings=True,
         display_progressbar=False,
     )
-    found = theirs(
-        model=batch.vit.model,
-        x_batch=batch.images.numpy(),
-        y_batch=batch.predicted.numpy(),
-        a_batch=heat(batch, batch.explanation),
-        explain_func=explain,
-        channel_first=True,
-    )
+    found = measured(theirs, batch, explain)
     depths = len(models)
     expected = (1 + depths * ours(batch).numpy()) / (depths + 1)  # Quantus counts the model as it was among the depths
-    assert np.abs(np.array(found) - expected).max() < 1e-5
+    assert np.abs(found - expected).max() < 1e-5
 
 
 def test_gini_and_entropy_are_quantus(batch):

@@ -4,13 +4,14 @@ from dap_bench import __version__
 from dap_bench.store import Cell
 
 
-def cell(folder, method, values, better="lower", labels=None, **columns):
+def cell(folder, method, values, better="lower", labels=None, more=(), **columns):
+    """A cell of deletion; metrics in `more` have the same values below zero."""
     names = {"model": "vit_t", "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, "f")
     info = {
         **names,
         "n": len(values),
-        "metrics": {"deletion": better},
+        "metrics": {"deletion": better, **dict.fromkeys(more, "higher")},
         "fingerprint": "f",
         "identity": {"versions": {"dap-bench": __version__}},
     }
@@ -22,4 +23,6 @@ def cell(folder, method, values, better="lower", labels=None, **columns):
         kept = {name: column[at] for name, column in columns.items()}
         base = {"sample_id": f"s{at}", "label": labels[at] if labels else 0, "predicted": 1, "confidence": 0.5}
         rows.append({**base, "fallback": False, **names, "status": "ok", "deletion": value, **kept})
-    made.write(rows, ["deletion"])
+        for name in more:
+            rows[-1][name] = -value
+    made.write(rows, ["deletion", *more])

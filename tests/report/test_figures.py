@@ -9,9 +9,10 @@ from rows import cell
 
 from dap_bench import store, summarize
 from dap_bench.report import figures
+from dap_bench.report.compare import compare, published
 from dap_bench.report.layouts import tables
 from dap_bench.report.rows import load_rows
-from dap_bench.report.summary import holm, paired
+from dap_bench.report.summary import holm, interval, paired
 
 
 @pytest.fixture
@@ -43,6 +44,17 @@ def test_every_method_has_its_own_look_and_every_figure_its_own_file(results, tm
     assert len(set(looks)) == len(names)
     written = figures.ranks(load_rows(results), tmp_path / "ranks-deit_small.fb_in1k-balanced")
     assert [path.name for path in written] == [f"ranks-deit_small.fb_in1k-balanced.{kind}" for kind in ("pdf", "png")]
+
+
+def test_bands_are_the_intervals_of_the_means():
+    """As `interval` has them, up to the luck of resampling; a point that an image lacks does not count."""
+    values = np.random.default_rng(0).random((200, 3))
+    values[:50, 2] = np.nan
+    mean, low, high = figures.band(values)
+    for at in range(3):
+        known = values[~np.isnan(values[:, at]), at]
+        assert mean[at] == pytest.approx(known.mean())
+        assert (low[at], high[at]) == pytest.approx(interval(known), abs=0.005)
 
 
 def test_without_curves_there_is_no_figure_of_them(tmp_path):
@@ -80,3 +92,20 @@ def test_a_damaged_cell_is_named(results):
     (store.cells(results)[0].folder / "cell.json").write_text("{}")
     with pytest.raises(UserError, match=r"cell.json is damaged or of another version"):
         load_rows(results)
+
+
+def test_ours_beside_the_papers(tmp_path, monkeypatch):
+    """Where the dots, the diamonds and the lines of the controls are."""
+    for method, values in {"dap": [0.1, 0.3, 0.2], "ar": [0.2, 0.2, 0.5], "random": [0.4, 0.4, 0.4]}.items():
+        cell(tmp_path, method, values)
+    table = summarize(tmp_path)
+    compared = compare(table, published())
+    monkeypatch.setattr(figures, "save", lambda figure, path: figure)
+    (axes,) = figures.beside_the_paper(table, compared, tmp_path / "figure").axes
+    ours, theirs, control = (line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata()) > 1)
+    assert ours == [[pytest.approx(0.2), 0], [pytest.approx(0.3), 1]]  # from below: DAP, AR
+    numbers = compared.dropna(subset=["mean", "published"]).set_index("method")["published"]
+    assert sorted(theirs) == sorted([number, ["dap", "ar"].index(method)] for method, number in numbers.items())
+    assert control == [[pytest.approx(0.4), 0], [pytest.approx(0.4), 1]]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["DAP", "AR"]
+    assert axes.get_title() == "Del ↓"

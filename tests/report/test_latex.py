@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from dap_bench.report import compare
 from dap_bench.report.layouts import ordered, tables
 from dap_bench.report.tables import write_tables
 
-pytestmark = pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex here; `make tools` installs one")
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("pdflatex") and shutil.which("pdftotext")), reason="no TeX here; `make tools` installs one"
+)
 PAPER = Path(__file__).parents[2] / "results" / "paper"
 
 
@@ -36,22 +39,42 @@ def summary():
     return table.assign(mean=mean, low=mean - 0.01, high=mean + 0.01, better=better, **counts)
 
 
-@pytest.mark.parametrize("ci", [False, True])
-def test_all_tables_compile(summary, tmp_path, ci):
-    files = write_tables(summary, tmp_path, ci)
-    assert [file.stem for file in files] == ["localisation", "table1", "table2", "table3", "tableA1"]
-    files.append(tmp_path / "compare.tex")
-    files[-1].write_text(compare.latex(compare.compare(summary, compare.published(PAPER))))
+def compiled(folder, files):
+    """The words of a document with these tables: page, text and height of each."""
     named = sorted({name for file in files for name in re.findall(r"% needs (\\usepackage\{.*\})", file.read_text())})
     body = [rf"\input{{{file.name}}}" for file in files]
     document = [r"\documentclass{article}", *named, r"\begin{document}", *body, r"\end{document}"]
-    (tmp_path / "all.tex").write_text("\n".join(document))
+    (folder / "all.tex").write_text("\n".join(document))
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     for _ in range(2):  # longtable settles its columns in the second run
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         assert done.returncode == 0, done.stdout[-2000:]
     assert "Overfull" not in done.stdout
-    if shutil.which("pdftotext"):
-        text = subprocess.run(["pdftotext", "-layout", "all.pdf", "-"], cwd=tmp_path, capture_output=True, text=True)
-        assert "own&100%" in text.stdout
-        assert text.stdout.count("Balanced") >= 3
+    boxes = subprocess.run(["pdftotext", "-bbox", "all.pdf", "-"], cwd=folder, capture_output=True, text=True).stdout
+    words = re.findall(r'yMin="([\d.]+)" xMax="[\d.]+" yMax="([\d.]+)">(.*?)</word>', boxes)
+    return [(unescape(text), round(float(bottom) - float(top), 1)) for top, bottom, text in words]
+
+
+@pytest.mark.parametrize(("ci", "booktabs"), [(False, False), (True, True)])
+def test_all_tables_compile(summary, tmp_path, ci, booktabs):
+    files = write_tables(summary, tmp_path, ci, booktabs=booktabs)
+    assert [file.stem for file in files] == ["localisation", "table1", "table2", "table3", "tableA1"]
+    files.append(tmp_path / "compare.tex")
+    files[-1].write_text(compare.latex(compare.compare(summary, compare.published(PAPER))))
+    words = [text for text, _ in compiled(tmp_path, files)]
+    assert "own&100%" in [text.removeprefix("my_") for text in words]
+    assert words.count("Balanced") >= 5
+    numbers = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "Table"]
+    assert numbers == ["1:", "2:", "3:", "4:", "A.1:"]
+
+
+def test_small_tables_have_the_size_of_the_text_and_wide_ones_smaller_print(summary, tmp_path):
+    plain = summary[summary["method"] != "my_own&100%"].assign(missing=0, like_random=False, version=__version__)
+    files = [file for file in write_tables(plain, tmp_path) if file.stem in ("table1", "tableA1")]
+    sizes = {}
+    for text, height in compiled(tmp_path, files):
+        sizes.setdefault(text, set()).add(height)
+    (text,) = sizes["images"]  # of the captions
+    assert sizes["Grad-CAM"] == {text}  # in the small table
+    (wide,) = sizes["Chefer"]
+    assert 0.6 * text < wide < 0.75 * text

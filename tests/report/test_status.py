@@ -49,7 +49,7 @@ def test_states(tmp_path):
         "LeGrad    missing",
         "DAP       2/4",
         "",
-        "4 cells done, 1 in part, 1 missing; 1 images failed.",
+        "4 cells done, 1 partly done, 1 missing; 1 images failed.",
         "  vit_t dap balanced toy: 2 of 4 images are missing (shard 2/2), last change N seconds ago",
         "About 802.0 hours left in one process, at the speed of the rows so far.",  # 2 images, and a cell of 800
     ]
@@ -66,7 +66,7 @@ def test_a_cell_that_has_begun_tells_when_it_was_last_written(tmp_path):
 
 def test_a_model_without_rows_has_no_estimate():
     text = grid([Progress(NAMES, 4, 4, 0, 1.0)], {("vit_l", "balanced", "ar")})
-    assert text.endswith("No row tells how long 1 of the missing cells take.")
+    assert text.endswith("No estimate for 1 of the missing cells.")
     assert "left in one process" not in text
 
 

@@ -9,6 +9,7 @@ from dap_bench.report.layouts import tables
 from dap_bench.report.rows import settings
 from dap_bench.report.summary import holm
 from dap_bench.report.tables import escape, latex, mark_best, write_tables
+from dap_bench.report.terminal import means
 from dap_bench.store import Cell
 
 
@@ -232,8 +233,8 @@ def test_best_and_second_are_decided_before_rounding():
 
     values = pd.Series([0.12341, 0.12349, 0.5, np.nan, 0.12341])
     lower, higher = mark_best(values, "lower").tolist(), mark_best(values, "higher").tolist()
-    assert lower == [r"\textbf{0.123}", r"\underline{0.123}", "0.500", "-", r"\textbf{0.123}"]
-    assert higher == ["0.123", r"\underline{0.123}", r"\textbf{0.500}", "-", "0.123"]
+    assert lower == [r"\textbf{0.123}", r"\underline{0.123}", "0.500", "--", r"\textbf{0.123}"]
+    assert higher == ["0.123", r"\underline{0.123}", r"\textbf{0.500}", "--", "0.123"]
 
 
 def test_the_table_byte_for_byte(tmp_path):
@@ -243,7 +244,8 @@ def test_the_table_byte_for_byte(tmp_path):
     expected = r"""% needs \usepackage{multirow,graphicx}
 \begin{table}[t]
 \centering
-\resizebox{\textwidth}{!}{%
+{\normalsize\setlength{\tabcolsep}{6pt}%
+\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%
 \begin{tabular}{c|c|c}
 \hline
 \multirow{2}{*}{Model} & \multirow{2}{*}{Method} & \multicolumn{1}{c}{Balanced} \\
@@ -254,7 +256,7 @@ def test_the_table_byte_for_byte(tmp_path):
  & DAP & \textbf{0.200} \\
  & my\_own & \underline{0.400} \\
 \hline
-\end{tabular}}
+\end{tabular}}}
 \caption{DAP and attention-based explainers. 2 images per cell. In 1 place some images have no value (at most 1). *: some images failed or are not computed yet. Differences below 0.280 cannot be told by these images.}
 \end{table}
 """  # noqa: E501
@@ -264,6 +266,70 @@ def test_the_table_byte_for_byte(tmp_path):
     assert [path.name for path in written] == ["table1.tex", "table2.tex", "table3.tex", "tableA1.tex"]
     assert written[0].read_text() == expected
     assert "my" not in written[1].read_text()
+
+
+def test_a_minus_is_a_minus():
+    import pandas as pd
+
+    assert mark_best(pd.Series([-0.5, 0.5, -0.25]), "higher").tolist() == [
+        "$-$0.500",
+        r"\textbf{0.500}",
+        r"\underline{$-$0.250}",
+    ]
+
+
+def test_booktabs_have_no_vertical_lines(tmp_path):
+    cell(tmp_path, "dap", [0.1, 0.3])
+    lines = latex(summarize(tmp_path), tables()["table1"], booktabs=True).splitlines()
+    assert lines[0] == r"% needs \usepackage{multirow,graphicx,booktabs}"
+    assert lines[5:-4] == [
+        r"\begin{tabular}{ccc}",
+        r"\toprule",
+        r"\multirow{2}{*}{Model} & \multirow{2}{*}{Method} & \multicolumn{1}{c}{Balanced} \\",
+        r"\cmidrule(lr){3-3}",
+        r"& & CS\,$\uparrow$ \\",
+        r"\midrule",
+        r"\multirow{1}{*}{ViT-T} & DAP & \textbf{0.200} \\",
+    ]
+
+
+def test_half_the_interval_stands_beside_the_mean(tmp_path):
+    cell(tmp_path, "dap", [0.1, 0.3])  # whose bootstrap means are 0.1, 0.2 and 0.3
+    assert r"DAP & \textbf{0.200} {\tiny$\pm$0.100} \\" in latex(summarize(tmp_path), tables()["table1"], ci=True)
+
+
+def test_means_in_the_terminal(tmp_path):
+    cell(tmp_path, "my_own", [0.4, np.nan], better="lower")
+    cell(tmp_path, "dap", [-0.1, -0.3], better="lower")
+    cell(tmp_path, "ar", [0.5, 0.5], better="lower", failed=1, n=4)
+    cell(tmp_path, "ar", [0.25] * 3, model="vit_shapes", metric="deletion")
+    assert means(summarize(tmp_path)).splitlines() == [
+        "ViT-T, Balanced (toy), mean ± half the 95 % interval",
+        "",
+        "        n  failed  missing           CS ↓",
+        "AR      2       1        1   0.500 ±0.000",
+        "DAP     2       0        0  -0.200 ±0.100",
+        "my_own  2       0        0          0.400",
+        "",
+        "ViT-shapes, Balanced (toy), mean ± half the 95 % interval",
+        "",
+        "    n         Del ↑",
+        "AR  3  0.250 ±0.000",
+    ]
+
+
+def test_the_terminal_has_120_columns(tmp_path):
+    names = {"model": "vit_t", "method": "dap", "sampler": "balanced", "data": "toy"}
+    made = Cell.at(tmp_path, names, "f")
+    metrics = [f"metric{at}" for at in range(20)]
+    identity = {"versions": {"dap-bench": __version__}}
+    info = {"n": 2, "metrics": dict.fromkeys(metrics, "higher"), "fingerprint": "f", "identity": identity}
+    made.describe({**names, **info, "config": {}})
+    rows = [{"sample_id": str(at), "status": "ok", **dict.fromkeys(metrics, 0.5), **names} for at in range(2)]
+    made.write(rows, metrics)
+    lines = means(summarize(tmp_path)).splitlines()
+    assert max(map(len, lines)) == 118
+    assert [line.count("metric") for line in lines if "metric" in line] == [8, 8, 4]
 
 
 def test_rows_of_another_version_are_marked(tmp_path):

@@ -69,7 +69,7 @@ def test_nothing_of_a_foreign_folder_is_run(theirs, tmp_path):
         cell(f"v{at}", "gradcam", {"model": model})
     before = set(tmp_path.rglob("*"))
     done = subprocess.run(
-        [sys.executable, "-m", "dap_bench.report", "results=rows", "out=page/index.html", "device=cpu"],
+        [sys.executable, "-m", "dap_bench.report", "results=rows", "out=page/index.html", "device=cpu", "pictures=3"],
         cwd=here,
         env={**os.environ, "DAP_BENCH_CACHE": str(here / "cache")},
         capture_output=True,
@@ -84,7 +84,10 @@ def test_nothing_of_a_foreign_folder_is_run(theirs, tmp_path):
     assert done.stderr.count("single images are not explained again") == len(MODELS)
     page = (here / "page" / "index.html").read_text()
     data = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])
-    assert {method for sample in data["samples"] for method in sample["methods"]} == {"honest"}
+    assert {method for group in data["groups"] for one in group["samples"] for method in one["maps"]} == {"honest"}
+    said = [note["text"] for group in data["groups"] for note in group["notes"]]
+    assert sum("none of your configs makes the method" in text for text in said) == len(METHODS)
+    assert sum("none of your configs makes the model" in text for text in said) == len(MODELS)
 
 
 @pytest.mark.parametrize("digest", ["../../here", ["x"], None, "0" * 64])

@@ -131,14 +131,15 @@ def test_a_trace_serves_every_gradient_after_its_beginning():
 
 
 def test_one_backward_pass_serves_all_that_come_after_its_beginning(monkeypatch):
-    vit, images, classes = ViT(small()).double(), torch.randn(2, 3, 64, 64, dtype=torch.float64), torch.tensor([0, 3])
+    vit, classes = ViT(small(depth=3)).double(), torch.tensor([0, 3])
+    images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     passes, grad = [], torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: (passes.append(1), grad(*a, **k))[1])
     trace = vit.trace(images, grad=["tokens"])
     fresh = vit.trace(images, grad=["tokens"])
     late = trace.gradients(classes, "norm1", [-1])
     assert len(passes) == 1  # a pass that stops early brings only what was asked for
-    trace.gradients(classes, "tokens")
+    trace.gradients(classes, "tokens", [1, 2])  # what leaves the first block is nearly all
     everything = [trace.gradients(classes, kind) for kind in ("tokens", "norm1", "attention")]
     assert len(passes) == 2
     for kind, found in zip(("tokens", "norm1", "attention"), everything, strict=True):

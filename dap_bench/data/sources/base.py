@@ -11,7 +11,14 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Record:
-    """One image as it is stored at its source; `mask` is a PNG of where the object is, if known."""
+    """One image as it is stored at its source.
+
+    Attributes:
+        id: Its name.
+        label: Its class.
+        data: The picture's file.
+        mask: A PNG of where the object is, if known. Defaults to None.
+    """
 
     id: str
     label: int
@@ -22,9 +29,14 @@ class Record:
 class Source(Protocol):
     """Images by position."""
 
-    def identity(self) -> dict[str, Any]: ...
-    def labels(self) -> Sequence[int]: ...
-    def fetch(self, positions: Sequence[int]) -> Iterator[Record]: ...
+    def identity(self) -> dict[str, Any]:
+        """What tells this source from any other, in plain data: it changes when the images do."""
+
+    def labels(self) -> Sequence[int]:
+        """The class of every image, by position."""
+
+    def fetch(self, positions: Sequence[int]) -> Iterator[Record]:
+        """The images at these positions, in their order."""
 
 
 def version(file: Path) -> list[int]:

@@ -41,7 +41,7 @@ IN_MIB: dict[str, Any] = {"unit": "iB", "unit_scale": True, "unit_divisor": 1024
 class Hub(Parquet):
     """A dataset on the Hugging Face Hub, streamed: label columns first, then only the row groups drawn.
 
-    What has arrived is kept in `cache_dir`: an interrupted download goes on, and draws share what they share.
+    What has arrived is kept in `cache_dir`: an interrupted download resumes, and samplings share downloads.
     """
 
     masks = False
@@ -57,6 +57,7 @@ class Hub(Parquet):
 
     @cached_property
     def files(self) -> list[str]:
+        """The addresses of the split's Parquet files."""
         hub.require(self.repo, "dataset", INSTEAD)
         from datasets import load_dataset_builder
 
@@ -167,6 +168,7 @@ class Kept:
         self.folder = folder
 
     def entry(self, file: str, name: str) -> Path:
+        """The file of a piece."""
         return self.folder / f"{sha256(file.encode()).hexdigest()[:20]}-{name}"
 
     def get(self, file: str, name: str) -> list[dict[str, Any]] | None:
@@ -179,6 +181,7 @@ class Kept:
         return pq.read_table(pa.BufferReader(data)).to_pylist() if digest == _digest(file, name, data) else None
 
     def put(self, file: str, name: str, rows: list[dict[str, Any]]) -> None:
+        """Write the rows of a piece, whole or not at all."""
         buffer = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(rows), buffer)
         with files.replacing(self.entry(file, name)) as draft:

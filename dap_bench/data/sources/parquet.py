@@ -54,6 +54,7 @@ class Parquet:
 
     @cached_property
     def files(self) -> list[str]:
+        """The Parquet files that the path names, of the split if one is given."""
         path = Path(self.path).expanduser()
         if path.is_dir():
             files = sorted(str(file) for file in path.rglob("*.parquet") if file.is_file())
@@ -124,10 +125,10 @@ class Parquet:
                     first += len(batch)
             return found
         except UnicodeDecodeError as error:
-            raise UserError(f"{group.file} names an image in bytes that are not UTF-8 text; write it again.") from error
+            raise UserError(f"{group.file} has an image path that is not UTF-8 text; write the file again.") from error
         except (pa.ArrowException, OSError) as error:
             raise UserError(
-                f"{group.file} cannot be read: it is damaged or cut short ({error}); fetch it again."
+                f"{group.file} cannot be read: it is damaged or cut short ({error}); download it again."
             ) from error
 
     @cached_property
@@ -152,7 +153,7 @@ class Parquet:
                 return groups
         except (pa.ArrowException, OSError) as error:
             raise UserError(
-                f"{file} cannot be read as Parquet: it is damaged or cut short ({error}); fetch it again."
+                f"{file} cannot be read as Parquet: it is damaged or cut short ({error}); download it again."
             ) from error
 
     @cached_property
@@ -222,7 +223,7 @@ def _check_schema(file: str, schema: pa.Schema) -> None:
         raise UserError(f"{file} has a column mask of {mask}; expected encoded pictures, as bytes or like image.")
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:
-        raise UserError(f"{file} has two columns called {twice.pop()}; write it with one.")
+        raise UserError(f"{file} has two columns called {twice.pop()}; keep one of them.")
 
 
 def _check_size(file: str, group: Any) -> None:
@@ -233,7 +234,7 @@ def _check_size(file: str, group: Any) -> None:
         if inflated > times * stored + more or group.num_rows > 2**20 + stored:
             raise UserError(
                 f"{file} says it holds {inflated:,} bytes of {group.num_rows:,} rows in {stored:,} bytes of "
-                f"{column.path_in_schema}: that is no file of images."
+                f"{column.path_in_schema}: that is not a file of images."
             )
 
 
@@ -241,9 +242,9 @@ def _labels(file: str, column: pa.ChunkedArray) -> list[int]:
     try:
         labels = column.cast(pa.int32())
     except pa.ArrowInvalid as error:
-        raise UserError(f"{file} has labels that are no class numbers ({error}).") from error
+        raise UserError(f"{file} has labels that are not class numbers ({error}).") from error
     if labels.null_count or pc.any(pc.less(labels, 0)).as_py():
-        raise UserError(f"{file} has images without a label (null or negative); take a split that has labels.")
+        raise UserError(f"{file} has images without a label (null or negative); use a split that has labels.")
     return labels.to_pylist()
 
 
