@@ -144,7 +144,7 @@ def _word(value: Any) -> str:
 
 
 def _newest(cell: CellRows, other: CellRows | None) -> CellRows:
-    """Of two settings of one method that cannot be told apart by what they measure, the one written last."""
+    """Of two settings of one method that measure the same, the one written last."""
     if other is None:
         return cell
     older, newer = sorted((cell, other), key=lambda each: (each.folder / "cell.json").stat().st_mtime_ns)

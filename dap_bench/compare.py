@@ -1,6 +1,6 @@
 """Compare our numbers with the published ones, with a verdict on each: compare.md, compare.tex and pictures.
 
-For example: dap-bench compare results=results/reference/vit_t
+For example: dap-bench compare results=results/reference/train
 """
 
 from pathlib import Path

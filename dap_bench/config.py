@@ -358,7 +358,7 @@ def check(cfg: DictConfig) -> None:
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Mistakes in arguments that Hydra answers in riddles."""
+    """Mistakes in arguments that Hydra answers with an obscure message."""
     for text in overrides:
         key, equals, value = text.partition("=")
         if equals and value.endswith(","):

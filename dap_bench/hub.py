@@ -84,12 +84,12 @@ def retry(ask: Callable[[], Any], again: Callable[[Exception], bool]) -> Any:
     """What `ask` gives; after an error of which `again` is true it is asked again, a few times."""
     for pause in PAUSES:
         try:
-            return _patiently(ask)
+            return _with_timeout(ask)
         except Exception as error:
             if not again(error):
                 raise
         time.sleep(pause)
-    return _patiently(ask)
+    return _with_timeout(ask)
 
 
 def passing(error: Exception) -> bool:
@@ -159,7 +159,7 @@ def counting(count: Callable[[int], Any]) -> Iterator[None]:
         del _life.thread.count
 
 
-def _patiently(ask: Callable[[], Any]) -> Any:
+def _with_timeout(ask: Callable[[], Any]) -> Any:
     """What `ask` gives, unless the Hub falls silent.
 
     It is asked in a thread, for there is no other end to an answer that comes byte by byte; a daemon, because it is

@@ -41,8 +41,8 @@ def main(results: Annotated[Path, "folder of folders of rows, which the page is 
 
 INTRODUCTION = """# All methods x all metrics
 
-Means with 95 % bootstrap intervals. In the pictures dark is the best of the methods (controls are not ranked), and grey
-italics are what these images cannot tell from a random map. `python scripts/breadth.py` makes this page from the rows.
+Means with 95 % bootstrap intervals. In the pictures dark is the best of the methods (controls are not ranked); grey
+italics mark what does not differ from a random map. `python scripts/breadth.py` makes this page from the rows.
 """
 
 

@@ -75,7 +75,7 @@ def _sample(name: str, tables: dict[str, dict[str, dict[str, Any]]], metrics: li
     why |= {method: f"failed: {line['reason']}" for method, line in lines.items() if method not in ok}
     return {
         "id": name,
-        **{key: _whole(first[key]) for key in ("label", "predicted", "alternative")},
+        **{key: _int(first[key]) for key in ("label", "predicted", "alternative")},
         "confidence": _rounded(first["confidence"]),
         "values": {method: [_rounded(line.get(metric)) for metric in metrics] for method, line in ok.items()},
         "maps": {method: [_encoded(found)] for method, found in kept.items()},
@@ -83,7 +83,7 @@ def _sample(name: str, tables: dict[str, dict[str, dict[str, Any]]], metrics: li
     }
 
 
-def _whole(value: Any) -> int | None:
+def _int(value: Any) -> int | None:
     return None if pd.isna(value) else int(value)
 
 

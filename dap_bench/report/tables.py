@@ -168,9 +168,9 @@ def _notes(part: pd.DataFrame, ci: bool) -> str:
     if len(known):
         least, most = f"{known.min():.3f}", f"{known.max():.3f}"
         span = least if least == most else f"{least} to {most}, depending on the place,"
-        notes.append(f"Differences below {span} cannot be told by these images.")
+        notes.append(f"Differences below {span} are not resolved by these images.")
     if (part["like_random"] == True).any():  # noqa: E712
-        notes.append(r"$\circ$: cannot be told from a random map.")
+        notes.append(r"$\circ$: not distinguishable from a random map.")
     versions = sorted(set(part.loc[older(part), "version"]))
     if versions:
         notes.append(rf"$\dagger$: rows of dap\_bench {escape(', '.join(versions))}, not {__version__}.")

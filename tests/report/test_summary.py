@@ -140,7 +140,7 @@ def test_what_cannot_be_told_from_chance_is_marked_and_controls_take_no_place(tm
     assert r"$^\circ$ \\" in next(line for line in text.splitlines() if "AR &" in line)
     assert r"\textbf{0.5" in next(line for line in text.splitlines() if "DAP" in line)  # the oracle is beside the race
     assert "oracle" in text.lower()
-    assert "cannot be told from a random map" in text
+    assert "not distinguishable from a random map" in text
     assert "oracle" not in latex(table, tables()["table1"]).lower()
 
 
@@ -257,7 +257,7 @@ def test_the_table_byte_for_byte(tmp_path):
  & my\_own & \underline{0.400} \\
 \hline
 \end{tabular}}}
-\caption{DAP and attention-based explainers. 2 images per cell. In 1 place some images have no value (at most 1). *: some images failed or are not computed yet. Differences below 0.280 cannot be told by these images.}
+\caption{DAP and attention-based explainers. 2 images per cell. In 1 place some images have no value (at most 1). *: some images failed or are not computed yet. Differences below 0.280 are not resolved by these images.}
 \end{table}
 """  # noqa: E501
     assert latex(summarize(tmp_path), tables()["table1"]) == expected
