@@ -1,12 +1,14 @@
-"""The heatmap as a segmentation of the object, where a mask of it is known; NaN where it is not.
+"""The heatmap as a segmentation of the object; NaN where no mask of it is known, or the map is constant.
 
     iou                 mean over object and background of |predicted and true| / |predicted or true|
     pixel_accuracy      share of pixels on the right side
     average_precision   sum_k (recall_k - recall_{k-1}) precision_k, pixels in descending order of the heatmap
 
 `threshold: mean` takes for the object what is above the heatmap's mean, as Chefer et al. (2021) do; a number is a
-threshold on the heatmap scaled to 0..1. Chefer et al. sum over all images before they divide, here each image has a
-value of its own. Pixels of equal value enter average precision together.
+threshold on the heatmap scaled to 0..1. Average precision is that of object and background in one list, a pixel of
+relevance r scored r for the object and 1 - r for the background, as theirs is; `classes: object` is that of the object
+alone. Chefer et al. sum over all images before they divide, here each image has a value of its own. Pixels of equal
+value enter average precision together.
 """
 
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dap_bench.errors import UserError
+from dap_bench.errors import UserError, one_of
 from dap_bench.metrics.base import Batch, check_options
 from dap_bench.metrics.localisation import masks
 from dap_bench.vit import double_of
@@ -32,9 +34,10 @@ class _Segmentation:
         check_options(upsample=self.upsample)
 
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The heatmaps, and 1 on the object, 0 beside it [B,H*W]; NaN where no object is known."""
+        """The heatmaps, and 1 on the object, 0 beside it [B,H*W]; NaN where no object is known or a map is constant."""
         values = double_of(batch.values(batch.explanation, "pixel", self.upsample))
-        return values, masks(batch).to(values.device)
+        constant = (values == values[:, :1]).all(1, keepdim=True)
+        return values, masks(batch).to(values.device).masked_fill(constant, torch.nan)
 
 
 @dataclass(frozen=True)
@@ -85,16 +88,26 @@ class PixelAccuracy(_Thresholded):
         return 1 - (self.predicted(values) - true).abs().mean(1)
 
 
+@dataclass(frozen=True)
 class AveragePrecision(_Segmentation):
-    """Average precision of the object's pixels, in descending order of the heatmap.
+    """Average precision of the heatmap as a score for object pixels.
 
     Attributes:
         upsample: How maps of patches are enlarged: bilinear, nearest or bicubic; None as the method's authors do.
             Defaults to None.
+        classes: Of object and background in one list (both), or of the object alone (object). Defaults to "both".
     """
+
+    classes: str = "both"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("classes", self.classes, ("both", "object"))
 
     def __call__(self, batch: Batch) -> Tensor:
         values, true = self.values(batch)
+        if self.classes == "both":
+            values, true = torch.cat([values, 1 - values], 1), torch.cat([true, 1 - true], 1)
         ordered, order = values.sort(1, descending=True)
         hits = true.gather(1, order).cumsum(1)
         seen = torch.arange(1, values.shape[1] + 1, dtype=values.dtype, device=values.device)

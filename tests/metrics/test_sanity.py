@@ -1,6 +1,7 @@
 """Randomisation, max-sensitivity, grid pointing, concentration and segmentation: values known by hand."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -194,13 +195,16 @@ def test_segmentation_by_hand():
     assert PixelAccuracy()(batch).item() == pytest.approx(0.5)
     assert IntersectionOverUnion(threshold=0.2)(batch).item() == pytest.approx((2 / 3 + 1 / 2) / 2)
     assert PixelAccuracy(threshold=0.2)(batch).item() == pytest.approx(0.75)
-    assert AveragePrecision()(batch).item() == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+    assert AveragePrecision(classes="object")(batch).item() == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+    # scores 4 3 1 0 of the object and 0 1 3 4 of the background: the pairs 4 and 1 are right, 3 and 0 wrong
+    assert AveragePrecision()(batch).item() == pytest.approx(0.5 * 2 / 2 + 0.5 * 4 / 6)
     tied = map_of([[1.0, 1.0, 0.0, 0.0]], masks=[LEFT])
-    assert AveragePrecision()(tied).item() == pytest.approx(0.5 * 0.5 + 0.5 * 0.5)
+    assert AveragePrecision(classes="object")(tied).item() == pytest.approx(0.5 * 0.5 + 0.5 * 0.5)
     perfect = map_of([[1.0, 0.0, 1.0, 0.0]], masks=[LEFT])
     for metric in (IntersectionOverUnion(), PixelAccuracy(), AveragePrecision()):
         assert metric(perfect).item() == 1
         assert metric(map_of([[1.0, 0.0, 1.0, 0.0]], masks=[None])).isnan().all()
+        assert metric(map_of([[1.0, 1.0, 1.0, 1.0]], masks=[LEFT])).isnan().all()
     with pytest.raises(UserError, match="threshold=1.5 must be mean"):
         IntersectionOverUnion(threshold=1.5)
 
@@ -210,12 +214,13 @@ def test_average_precision_against_a_plain_loop():
     values = torch.randint(0, 4, (3, 4)).float()  # few values: ties
     masks = [torch.rand(4, 4) < 0.4 for _ in range(3)]
     batch = map_of(values.tolist(), masks=masks)
-    heat = batch.values(batch.explanation, "pixel")
-    for at in range(3):
+    heat, true = batch.values(batch.explanation, "pixel"), torch.stack(masks).flatten(1)
+    lists = {"object": (heat, true), "both": (torch.cat([heat, 1 - heat], 1), torch.cat([true, ~true], 1))}
+    for (classes, (scores, right)), at in product(lists.items(), range(3)):
         expected, recall = 0.0, 0.0
-        for limit in sorted(set(heat[at].tolist()), reverse=True):
-            chosen = heat[at] >= limit
-            hits = masks[at].flatten()[chosen].sum().item()
-            now = hits / masks[at].sum().item()
+        for limit in sorted(set(scores[at].tolist()), reverse=True):
+            chosen = scores[at] >= limit
+            hits = right[at][chosen].sum().item()
+            now = hits / right[at].sum().item()
             expected, recall = expected + (now - recall) * hits / chosen.sum().item(), now
-        assert AveragePrecision()(batch)[at].item() == pytest.approx(expected)
+        assert AveragePrecision(classes=classes)(batch)[at].item() == pytest.approx(expected)
