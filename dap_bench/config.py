@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # torch is loaded when something is made, not when a command 
 
 COMPOSING = (HydraException, OmegaConfBaseException, YAMLError)  # what goes wrong while a config is put together
 GROUPS = ("model", "method", "sampler", "data", "metric", "experiment")
-DESCRIPTIONS = ("_label_", "_order_", "_group_")  # for reports: no options of what is configured
+DESCRIPTIONS = ("_label_", "_title_", "_order_", "_group_")  # for reports: no options of what is configured
 
 # in an installed wheel conf/ is inside the package, in a source tree beside it
 CONF = next(
@@ -312,7 +312,7 @@ def instantiate(node: DictConfig, **arguments: Any) -> Any:
 
 
 def undescribed(node: Any) -> Any:
-    """A config without what only reports read: _label_, _order_, _group_."""
+    """A config without what only reports read: DESCRIPTIONS."""
     if isinstance(node, list):
         return [undescribed(item) for item in node]
     if not isinstance(node, dict):
@@ -382,9 +382,12 @@ def sentence(error: BaseException, overrides: Sequence[str] = ()) -> str:
             if text and not text.startswith(("full_key:", "object_type=", "reference_type=")) and text not in lines:
                 lines.append(text)
     text = " ".join(lines)
-    missing = re.search(r"Could not load '([\w/]+)/\w+'", text)
+    missing = re.search(r"Could not (?:find|load) '([\w/]+)/([^'/]+)'", text)
     if missing:
-        return f"{text} Available options: {', '.join(choices(missing[1]))}"
+        group, name = missing.groups()
+        near = " or ".join(get_close_matches(name, choices(group), 3))
+        meant = f"did you mean {near}? There are" if near else "there are"
+        return f"there is no {group}={name}; {meant} {', '.join(choices(group))}."
     unknown = re.search(r"Could not override '([^']+)'", text)
     return f"there is no key {unknown[1]}{_near(unknown[1], overrides)}" if unknown else text
 

@@ -4,10 +4,11 @@ import re
 
 import pytest
 from helpers import PIXELS
+from omegaconf import OmegaConf
 
 from dap_bench import config, load_method
 from dap_bench.config import CONF
-from dap_bench.report.layouts import label
+from dap_bench.report.layouts import label, paper_methods
 from dap_bench.report.rows import load_rows
 
 TEXT = (CONF / "method" / "README.md").read_text()
@@ -30,6 +31,7 @@ def test_every_method_has_a_line_and_every_line_a_method():
 def test_label_and_group_are_those_of_the_yaml(method):
     node = config.compose(f"method={method}").method
     assert cell(method, "label") == node._label_
+    assert cell(method, "in words") == node._title_
     assert cell(method, "group") == node.get("_group_", "-")
     year = re.search(r"\((?:.*, )?(\d{4})\)$", (CONF / "method" / f"{method}.yaml").read_text().splitlines()[0])
     if year:
@@ -57,3 +59,17 @@ def test_chefer_in_both_precisions_is_what_the_rows_say():
         assert len(change) == 200
         numbers = [f"{value:.3f}" for value in (single.mean(), double.mean(), change.mean(), change.max())]
         assert f"| {label(metric)} | {' | '.join(numbers)} |" in SECOND
+
+
+def test_experiments_name_the_methods_that_the_table_has():
+    """The zoo runs the paper's methods; the demo and breadth leave out what takes 50 forward passes or more."""
+    folder = CONF / "experiment"
+    methods = {
+        name: OmegaConf.load(folder / f"{name}.yaml").hydra.sweeper.params.method for name in ("zoo", "demo", "breadth")
+    }
+    assert set(methods["zoo"].split(",")) == set(paper_methods())
+    costs = {name: re.match(r"[\d,.]+", cell(name, "cost")) for name in ROWS}
+    slow = {name for name, found in costs.items() if found and float(found[0].replace(",", "")) >= 50}
+    for name in ("demo", "breadth"):
+        left_out = set(re.search(r"exclude=\[(.*?)\]", methods[name])[1].split(","))
+        assert left_out - {"maps", "oracle", "dap_*"} == slow, name

@@ -21,19 +21,24 @@ def test_every_metric_and_every_preset_has_a_line():
 
 @pytest.mark.parametrize("metric", ROWS)
 def test_label_and_direction_are_those_of_the_metric(metric):
-    assert ROWS[metric][COLUMNS.index("label")] == config.compose(f"metric=[{metric}]").metric[metric]._label_
+    node = config.compose(f"metric=[{metric}]").metric[metric]
+    assert ROWS[metric][COLUMNS.index("label")] == node._label_
+    assert ROWS[metric][COLUMNS.index("in words")] == node._title_
     assert ROWS[metric][COLUMNS.index("better")] == load_metrics(metric)[metric].better
 
 
 def test_presets_say_what_they_cost():
-    """Forward passes and explanations of the metrics, counted from the table, and one pass for the predicted class."""
+    """Forward passes and explanations of the metrics, counted from the table, and one of each for the class."""
 
     def counted(names):
         cells = [ROWS[name][COLUMNS.index("cost")] for name in names]
         passes = [int(found[1]) for found in (re.match(r"(\d+)\b(?! E)", cell) for cell in cells) if found]
         again = 19 if "abpc" in names else 0  # beside deletion
-        return 1 + sum(passes) - again
+        explanations = [(found[1], int(found[2])) for cell in cells for found in re.finditer(r"(L \+ )?(\d+) E", cell)]
+        layers = "L + " if any(each for each, _ in explanations) else ""
+        return str(1 + sum(passes) - again), f"{layers}{1 + sum(number for _, number in explanations)}"
 
-    for preset in ("faithfulness", "localisation", "sanity"):
+    for preset in ("faithfulness", "localisation", "sanity", "all"):
         first = (CONF / "metric" / f"{preset}.yaml").read_text().splitlines()[0]
-        assert int(re.search(r"(\d+) forward pass", first)[1]) == counted(list(load_metrics(preset))), preset
+        told = re.search(r"(\d+) forward pass(?:es)? and ((?:L \+ )?\d+) explanations", first).groups()
+        assert told == counted(list(load_metrics(preset))), preset

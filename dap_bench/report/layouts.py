@@ -1,7 +1,7 @@
 """What tables look like and what things are called, as YAML says it: once, beside what it is about.
 
     conf/report/NAME.yaml                               a table: its caption, methods, metrics, samplers and models
-    conf/method|metric|model|sampler/NAME.yaml          _label_, _order_ and _group_ of what it configures
+    conf/method|metric|model|sampler/NAME.yaml          _label_, _title_, _order_ and _group_ of what it configures
 
 A folder that the user names with --config-dir may have the same, so that a method, metric or table of one's own is in
 the reports like any other. What is not described is shown by its name, after what is.
@@ -70,6 +70,11 @@ def label(name: str) -> str:
 def labels() -> dict[str, str]:
     """All that is called otherwise than by its name."""
     return {name: found["_label_"] for name, found in _described().items() if "_label_" in found}
+
+
+def titles() -> dict[str, str]:
+    """What labels stand for, in words."""
+    return {name: found["_title_"] for name, found in _described().items() if "_title_" in found}
 
 
 def group(name: str) -> str:
