@@ -109,7 +109,7 @@ class Subject:
         return Subject(self.explain, self.vit, some, self.runner_up[places], self.yardstick)
 
     @cached_property
-    def whole(self) -> Tensor:
+    def batched(self) -> Tensor:
         """Maps made in one batch."""
         return self.maps()
 
@@ -183,7 +183,7 @@ def _apart(subject: Subject, double: bool) -> float:
     if double:
         whole, one_by_one = subject.in_double, [subject.maps(None, True, given.of(at)) for at in range(len(given.ids))]
         return max(change(whole, other).max().item() for other in (torch.cat(one_by_one), turned))
-    return max(change(subject.whole, other).max().item() for other in (subject.alone, turned))
+    return max(change(subject.batched, other).max().item() for other in (subject.alone, turned))
 
 
 def twice(subject: Subject) -> Found:
@@ -200,9 +200,9 @@ def of_class(subject: Subject) -> Found:
     """Does the map depend on the class?"""
     subject = subject.finite
     other = subject.maps(given=replace(subject.given, classes=subject.runner_up))
-    if torch.equal(subject.whole, other):
+    if torch.equal(subject.batched, other):
         return "0", "note", "the map does not depend on the class: it cannot explain a decision between two"
-    value = (1 - _rho(subject.whole, other).mean().item()) / 2
+    value = (1 - _rho(subject.batched, other).mean().item()) / 2
     if value < 0.005:
         return f"{value:.3f}", "note", "CS of the runner-up: the class hardly changes the order of patches"
     return f"{value:.3f}", "pass", "CS of the runner-up: the map depends on the class (0: same order, 1: opposite)"
@@ -225,7 +225,7 @@ def blocks(subject: Subject) -> Found:
 
 
 def _of_weights(subject: Subject, part: str) -> float:
-    return _rho(subject.whole, subject.maps(shuffled(subject.vit, part))).mean().item()
+    return _rho(subject.batched, subject.maps(shuffled(subject.vit, part))).mean().item()
 
 
 def shuffled(vit: ViT, part: str) -> ViT:
@@ -244,7 +244,7 @@ def shuffled(vit: ViT, part: str) -> ViT:
 
 def precision(subject: Subject) -> Found:
     """Is single precision enough?"""
-    value = _rho(subject.finite.whole, subject.finite.in_double).min().item()
+    value = _rho(subject.finite.batched, subject.finite.in_double).min().item()
     if value < 0.99:
         return f"{value:.3f}", "note", "lowest rank correlation of float32 with float64: use explain_precision=fp64"
     return f"{value:.3f}", "pass", "lowest rank correlation of float32 with float64: single precision is enough"
@@ -302,7 +302,7 @@ def noise(subject: Subject) -> Found:
 
 def _moved(subject: Subject, images: Tensor, what: str) -> Found:
     maps = subject.maps(given=replace(subject.given, images=images))
-    value, size = _rho(subject.whole, maps).mean().item(), change(subject.whole, maps).mean().item()
+    value, size = _rho(subject.batched, maps).mean().item(), change(subject.batched, maps).mean().item()
     says = f"rank correlation when {what}; values change by up to {size:.0%} of their range"
     return f"{value:.2f}", "note" if value < 0.9 else "pass", says
 

@@ -70,7 +70,7 @@ class Claim:
 class Setting:
     """What was the same for both methods, and the gain of each image."""
 
-    said: dict[str, str]
+    described: dict[str, str]
     gain: pd.Series
 
 
@@ -99,18 +99,18 @@ def _verdict(effect: float, p: float) -> str:
 def settings(cells: Sequence[CellRows], claim: Claim) -> list[Setting]:
     """All that the rows of both methods can be compared in."""
     groups: dict[str, dict[str, CellRows]] = {}
-    said: dict[str, tuple[str, dict[str, str]]] = {}
+    described: dict[str, tuple[str, dict[str, str]]] = {}
     for cell in cells:
         for metric in cell.info["metrics"]:
             if cell.names["method"] in (claim.better, claim.worse) and fnmatchcase(metric, claim.metric):
                 key, words = _conditions(cell, metric)
                 group = groups.setdefault(key, {})
-                said[key] = metric, words
+                described[key] = metric, words
                 group[cell.names["method"]] = _newest(cell, group.get(cell.names["method"]))
     found: list[Setting] = []
     for key, group in groups.items():
         if len(group) == 2:
-            found += _gains(group[claim.better], group[claim.worse], *said[key])
+            found += _gains(group[claim.better], group[claim.worse], *described[key])
     if not found:
         methods = sorted({cell.names["method"] for cell in cells})
         metrics = sorted({metric for cell in cells for metric in cell.info["metrics"]})
@@ -122,7 +122,7 @@ def settings(cells: Sequence[CellRows], claim: Claim) -> list[Setting]:
 
 
 def _conditions(cell: CellRows, metric: str) -> tuple[str, dict[str, str]]:
-    """What must be the same for two methods to be compared, and the part of it that can be said in words.
+    """What must be the same for two methods to be compared, and the part of it that can be described in words.
 
     All of it is data from a results folder, and no more than compared and shown.
     """
@@ -152,16 +152,16 @@ def _newest(cell: CellRows, other: CellRows | None) -> CellRows:
     return newer
 
 
-def _gains(better: CellRows, worse: CellRows, metric: str, said: dict[str, str]) -> Iterator[Setting]:
+def _gains(better: CellRows, worse: CellRows, metric: str, described: dict[str, str]) -> Iterator[Setting]:
     """Of all images, and of those that the model gets right where these are fewer."""
     pairs = pd.concat([better.values(metric), worse.values(metric)], axis=1, join="inner").dropna()
     gain = pairs.iloc[:, 0] - pairs.iloc[:, 1]
     gain = gain if better.info["metrics"][metric] == "higher" else -gain
-    yield Setting({**said, "images": "all"}, gain)
+    yield Setting({**described, "images": "all"}, gain)
     rows = better.rows.set_index("sample_id")
     right = gain[(rows["label"] == rows["predicted"]).reindex(gain.index)]
     if 0 < len(right) < len(gain):
-        yield Setting({**said, "images": "right"}, right)
+        yield Setting({**described, "images": "right"}, right)
 
 
 def read(results: str) -> list[CellRows]:
@@ -265,12 +265,15 @@ def _shown(found: Sequence[Setting], table: pd.DataFrame) -> str:
 
 def _names(found: Sequence[Setting]) -> list[str]:
     """Settings by what they differ in, of what all of them say."""
-    keys = [key for key in found[0].said if all(key in setting.said for setting in found)]
-    differ = [key for key in keys if len({setting.said[key] for setting in found}) > 1]
+    keys = [key for key in found[0].described if all(key in setting.described for setting in found)]
+    differ = [key for key in keys if len({setting.described[key] for setting in found}) > 1]
     bare = ("data", "sampler", "model", "metric")  # values that say by themselves what they are
     shown = [key for key in differ if key != "images"] or list(bare[:3])
-    texts = [", ".join(each.said[key] if key in bare else f"{key} {each.said[key]}" for key in shown) for each in found]
-    return [f"{text}, {setting.said['images']} images" for text, setting in zip(texts, found, strict=True)]
+    texts = [
+        ", ".join(each.described[key] if key in bare else f"{key} {each.described[key]}" for key in shown)
+        for each in found
+    ]
+    return [f"{text}, {setting.described['images']} images" for text, setting in zip(texts, found, strict=True)]
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ Data = Annotated[str, "only rows of this data source"]
 Reference = Annotated[str, "method to test the others against"]
 Published = Annotated[Path, "folder with the published numbers"]
 Device = Annotated[str, "auto, cpu, cuda, cuda:N or mps"]
+OneSet = Annotated[bool, "compare one set of images with both of the paper's samplings"]
 
 
 @dataclass(frozen=True)

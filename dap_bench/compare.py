@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dap_bench import files
-from dap_bench.command import Data, Published, Results, command
+from dap_bench.command import Data, OneSet, Published, Results, command
 from dap_bench.report import figures
 from dap_bench.report.compare import PAPER, compare, count_verdicts, latex, markdown, published
 from dap_bench.report.summary import summarize
@@ -19,7 +19,7 @@ def main(
     paper: Published = PAPER,
     out: Annotated[Path, "folder to write to"] = Path("results/tables"),
     data: Data = "",
-    one_set: Annotated[bool, "compare rows of one set of images with both of the paper's samplings"] = False,
+    one_set: OneSet = False,
 ) -> None:
     summary = summarize(results, data)
     compared = compare(summary, published(paper), one_set)

@@ -289,7 +289,7 @@ def test_photos_of_ones_own(folder, toys, monkeypatch, capsys):
     ("arguments", "words"),
     [
         ([], "name a method to audit: method=NAME, one of agcam, ar,"),
-        (["method=nope"], "Could not find 'method/nope'"),
+        (["method=nope"], "there is no method=nope"),
         (["method=toys.crashes", "n=1"], "cannot be explained: ZeroDivisionError: division by zero (toys.py, line "),
         (["method=oracle", "image=photo.png"], "cannot be explained: no mask is known for this image"),
         (["method=ar", "n=0"], "n=0 must be a whole number"),

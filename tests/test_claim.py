@@ -153,7 +153,7 @@ def test_the_newest_of_two_settings_of_a_method_counts(tmp_path, caplog):
         (["a > b on cs", "sampler.n=3"], "sampler.n=3 is not an option here; options of a run need compute=true."),
         (["a > b on cs", "compute=yes"], "compute must be one of true, false, not yes"),
         (["a > b on cs*", "compute=true"], "takes one metric, not the pattern"),
-        (["gradcam > nope on cs", "compute=true"], "Could not find 'method/nope'"),
+        (["gradcam > nope on cs", "compute=true"], "there is no method=nope"),
         (["gradcam > ar on paper", "compute=true"], "holds no metric of that name"),
     ],
 )

@@ -48,6 +48,7 @@ def test_what_does_not_change_values_does_not_change_the_fingerprint(override):
     [
         "precision=bf16",
         "explain_precision=fp64",
+        "compile=true",
         "metric.afs.fraction=0.2",
         "method=ar",
         "model.depth=5",

@@ -31,10 +31,10 @@ def command(monkeypatch, capsys, tmp_path, tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["method=nope"], "Could not find 'method/nope'.*ar.*dap.*gradcam"),
-        (["model=nope"], "Could not find 'model/nope'.*vit_b"),
-        (["sampler=nope"], "Could not find 'sampler/nope'.*balanced"),
-        (["metric=[cs,nope]"], "Could not load 'metric/nope'.*afs, .*cs, deletion"),
+        (["method=nope"], "there is no method=nope; there are .*ar.*dap.*gradcam"),
+        (["model=nope"], "there is no model=nope.*vit_b"),
+        (["sampler=nope"], "there is no sampler=nope.*balanced"),
+        (["metric=[cs,nope]"], "there is no metric=nope; there are .*afs, .*cs, deletion"),
         (["nonsense=1"], "there is no key nonsense; there are .*batch_size"),
         (["modle=vit_t"], "there is no key modle; did you mean model"),
         (["batchsize=3"], "there is no key batchsize; did you mean batch_size"),

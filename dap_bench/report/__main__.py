@@ -13,7 +13,7 @@ from typing import Annotated
 
 import pandas as pd
 
-from dap_bench.command import Data, Device, Published, Reference, Results, command
+from dap_bench.command import Data, Device, OneSet, Published, Reference, Results, command
 from dap_bench.errors import require_int
 from dap_bench.report.compare import PAPER, compare, published
 from dap_bench.report.layouts import label
@@ -36,11 +36,12 @@ def main(
     pictures: Annotated[int, "number of them to show with photo and every method's maps"] = 0,
     device: Device = "auto",
     reference: Reference = REFERENCE,
+    one_set: OneSet = False,
 ) -> None:
     require_int("images", images, least=1)
     choose_device(device)  # a mistake is said before anything is read
     summary = summarize(results, data, reference)
-    compared = compare(summary, published(paper)) if paper.is_dir() else None
+    compared = compare(summary, published(paper), one_set) if paper.is_dir() else None
     asked = [argument for argument in sys.argv[1:] if not argument.startswith("pictures=")]
     again = shlex.join(["python", "-m", "dap_bench.report", *asked, "pictures=24"])
     options = Options(images, pictures, device, reference, again)

@@ -117,7 +117,8 @@ def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
 def count_verdicts(compared: pd.DataFrame) -> str:
     """How many published numbers agree, differ and are not measured, in words."""
     counts = compared.drop_duplicates(KEY)["verdict"].str.rstrip("*†").value_counts()
-    return ", ".join(f"{counts.get(verdict, 0)} {verdict}" for verdict in ("agrees", "differs", "not measured")) + "."
+    words = {"agrees": "agree", "differs": "differ", "not measured": "are not measured"}
+    return "Of the published numbers " + ", ".join(f"{counts.get(key, 0)} {word}" for key, word in words.items()) + "."
 
 
 def markdown(compared: pd.DataFrame) -> str:

@@ -21,6 +21,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import rankdata, studentized_range
 
+from dap_bench import files
 from dap_bench.report.layouts import group, label, ordered
 from dap_bench.report.pictures import overlay
 from dap_bench.report.rows import CellRows
@@ -32,7 +33,7 @@ STYLES = ("-", "--", "-.", ":")
 CURVES = (  # the column of rows with keep_curves=true, and how its figure is titled
     ("deletion_curve", "Deletion", "share of pixels removed", "p(y)"),
     ("insertion_curve", "Insertion", "share of pixels inserted", "p(y)"),
-    ("afs_curve", "Saliency mass", "share of the map, best first", "share of the mass"),
+    ("afs_curve", "Saliency mass", "fraction of pixels, most relevant first", "share of the mass"),
     ("lda_curve", "Alignment by layer", "layer", "rank correlation"),
 )
 LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue (Rec. 601)
@@ -41,10 +42,14 @@ FONT: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": Fals
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """As PDF and PNG, without a date in it, so that the same rows give the same bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = [path.with_name(f"{path.name}.{kind}") for kind in ("pdf", "png")]  # a model's name may have dots
-    figure.savefig(written[0], metadata={"CreationDate": None})
-    figure.savefig(written[1], dpi=200, metadata={"Software": None})
+    kinds: dict[str, Any] = {
+        "pdf": {"metadata": {"CreationDate": None}},
+        "png": {"metadata": {"Software": None}, "dpi": 200},
+    }
+    written = [path.with_name(f"{path.name}.{kind}") for kind in kinds]  # a model's name may have dots
+    for file, (kind, options) in zip(written, kinds.items(), strict=True):
+        with files.replacing(file) as draft:
+            figure.savefig(draft, format=kind, **options)
     return written
 
 
@@ -200,8 +205,9 @@ def matrix(table: pd.DataFrame, path: Path) -> list[Path]:
     random map.
     """
     table = table[table["mean"].notna()]
-    kinds = ["attention", "gradient", "black box", "", "ablation", "control"]
-    methods = sorted(ordered(set(table["method"])), key=lambda name: kinds.index(group(name)))
+    methods = ordered(set(table["method"]))
+    kinds = list(dict.fromkeys(sorted(map(group, methods), key=("ablation", "control").__contains__)))
+    methods.sort(key=lambda name: kinds.index(group(name)))
     metrics = ordered(set(table["metric"]))
     lines = table.set_index(["method", "metric"])
     colours = colormaps["viridis_r"]

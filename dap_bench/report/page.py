@@ -15,7 +15,7 @@ from dap_bench import __version__, files
 from dap_bench.errors import UserError
 from dap_bench.report import compare, figures, tables
 from dap_bench.report.browser import browse, note
-from dap_bench.report.layouts import group, label, labels, ordered
+from dap_bench.report.layouts import group, label, labels, ordered, titles
 from dap_bench.report.rows import CellRows
 from dap_bench.report.summary import REFERENCE
 
@@ -49,6 +49,7 @@ def write_page(
     content = {
         "about": f"{len(counts)} cells, {int(counts.sum()):,} rows. Made by dap_bench {__version__} from rows alone.",
         "labels": labels(),
+        "titles": titles(),
         "reference": options.reference,
         "better": dict(zip(summary["metric"], summary["better"], strict=True)),
         "groups": list(_groups(cells, summary, options)),

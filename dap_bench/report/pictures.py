@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from dap_bench import files
+
 COLOURS = "inferno"  # perceptually even, and readable without colour vision
 OPACITY = 0.65
 
@@ -37,5 +39,5 @@ def grid(
             overlay(axes[number, at], photo, heatmap)
     for at, name in enumerate(["photo", *columns]):
         axes[0, at].set_title(name, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with files.replacing(path) as draft:
+        figure.savefig(draft, format="png")

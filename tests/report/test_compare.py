@@ -90,7 +90,7 @@ def test_a_cell_that_is_not_whole_is_marked():
     ours |= {"version": "0.0.9", "command": ""}
     found = compare(pd.DataFrame([ours]), published(PAPER))
     assert set(found["verdict"]) == {"agrees*†", "not measured", "no number"}
-    assert "1 agrees, 0 differs" in markdown(found)
+    assert "1 agree, 0 differ" in markdown(found)
     found = compare(pd.DataFrame([{**ours, "missing": 0, "failed": 7, "version": __version__}]), published(PAPER))
     assert set(found["verdict"]) == {"agrees*", "not measured", "no number"}
 
@@ -140,7 +140,7 @@ def test_what_is_missing_has_its_command(compared):
     assert (
         "| table1 | ViT-T | Balanced | AttR | Del | 0.112 | 0.130 | 0.125 to 0.135 | 800 | +0.018 | differs |" in text
     )
-    assert "2 agrees, 1 differs" in text
+    assert "2 agree, 1 differ" in text
 
 
 def test_latex_has_what_is_measured_and_counts_the_rest(compared):

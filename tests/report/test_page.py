@@ -293,7 +293,7 @@ def test_contents_and_permalinks(person):
     person.open(TOY)
     titles = [text.removesuffix(" #") for text in person.texts("h2")]
     assert person.texts("#contents a") == titles
-    assert titles[:3] == ["Images", "Results", "Ours beside the published numbers"]
+    assert titles[:3] == ["Images", "Results", "Comparison with the paper"]
     assert person.texts("#results h3")[1] == "ViT-T, balanced draw of toy #"
     person.driver.find_element("link text", "Curves").click()
     assert person.address() == TOY + "#curves"
