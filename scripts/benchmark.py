@@ -18,19 +18,23 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Annotated, Literal, NamedTuple, get_args
 
+import cost as cost_of
 import numpy as np
 import torch
 
 from dap_bench import ViT, files, load_method, load_metrics, load_vit
+from dap_bench.app import TOLD
 from dap_bench.command import Device, command
 from dap_bench.config import choices, compose
 from dap_bench.data import shapes
 from dap_bench.evaluation import Evaluation, Loaded
-from dap_bench.isolation import copied, takes
+from dap_bench.isolation import copied
 from dap_bench.metrics import base, perturbation
 from dap_bench.metrics.base import Batch
 from dap_bench.metrics.deletion import Deletion, Insertion
+from dap_bench.report.layouts import paper_methods
 from dap_bench.report.markdown import table
+from dap_bench.report.summary import CHANCE
 from dap_bench.runner import CHUNK_CPU, CHUNK_CUDA, batch_size_of, bytes_per_image
 from dap_bench.vit.loading import blueprint
 
@@ -39,7 +43,7 @@ Section = Literal[
 ]
 SECTIONS: tuple[Section, ...] = get_args(Section)
 STEPS = 16  # divides the number of pixels, so that torch-cam's points fall on ours
-SLOW = ("rise", "integrated_gradients", "smoothgrad")  # many passes by design: conf/method/README.md
+SLOW = 50  # forward passes: methods that take more of them by design are not timed
 QUANTUS_STEPS = 12  # Quantus takes channels one by one, and only step sizes that divide the number of pixels
 
 
@@ -218,7 +222,7 @@ def cells(vit: ViT, options: Options) -> str:
     count = 4 * options.images
     loaded = [Loaded(str(at), image, None, 0) for at, image in enumerate(pictures(vit, count))]
     rows = []
-    for name in ("ar", "attr", "gmar", "gradcam", "cdam", "agcam", "legrad", "dap", "chefer", "random"):
+    for name in (*paper_methods(), CHANCE):
         metrics, scoring = load_metrics("paper"), Stopwatch()
         ratios = []
         for turn in range(options.repeats + 1):
@@ -232,9 +236,13 @@ def cells(vit: ViT, options: Options) -> str:
             if turn:
                 ratios.append((whole / scoring.seconds, whole, scoring.seconds))
         ratio, whole, scored = sorted(ratios)[len(ratios) // 2]
-        rows.append([name, f"{whole:.2f}", f"{scored:.2f}", f"{ratio:.3f}"])
-    title = f"\n## Whole cells\n\nOne batch of {count} images, `metric=paper`: all of it, and the scoring in it.\n\n"
-    return title + table(["method", "seconds", "of which scoring", "ratio"], rows)
+        passes, scoring_passes = cost_of.cell(name, options.model)
+        rows.append([name, f"{whole:.2f}", f"{scored:.2f}", f"{ratio:.3f}", f"{passes / scoring_passes:.3f}"])
+    title = (
+        f"\n## Whole cells\n\nOne batch of {count} images, `metric=paper`: all of it, and the scoring in it. The last "
+        "column is the ratio by FLOPs alone (`scripts/cost.py`), which no program with the same passes can beat.\n\n"
+    )
+    return title + table(["method", "seconds", "of which scoring", "ratio", "by FLOPs"], rows)
 
 
 class Stopwatch:
@@ -297,7 +305,7 @@ def peers(vit: ViT, options: Options) -> str:
         scores["plain loop"] = float(np.mean(areas[::2])), float(np.mean(areas[1::2]))
 
     candidates: dict[str, Callable[[], object]] = {"dap_bench": ours, "plain loop": loop}
-    with contextlib.suppress(ImportError):
+    with named("torchcam"):
         from torchcam.metrics import DeletionInsertionMetric
 
         extractor = SimpleNamespace(model=model, _hooks_off=contextlib.nullcontext, fuse_cams=lambda cams: cams[0])
@@ -311,7 +319,7 @@ def peers(vit: ViT, options: Options) -> str:
             scores["torch-cam"] = found["deletion_auc"], found["insertion_auc"]
 
         candidates["torch-cam"] = torchcam
-    with contextlib.suppress(ImportError):
+    with named("quantus"):
         import quantus
 
         features = images[0].numel() // QUANTUS_STEPS
@@ -351,15 +359,24 @@ def peers(vit: ViT, options: Options) -> str:
     return title + table(["", "seconds", "compared", "Del", "Ins"], rows)
 
 
+@contextlib.contextmanager
+def named(peer: str) -> Iterator[None]:
+    """Do without a peer that is not installed, but say so."""
+    try:
+        yield
+    except ImportError:
+        print(f"{peer} is not installed: pip install -c constraints.txt -e '.[benchmark]'", file=sys.stderr)
+
+
 def explainers(vit: ViT, options: Options) -> str:
     """Images per second of every method, in a batch, one by one and in double precision."""
     images = pictures(vit, options.images)
     classes = vit.score(images).argmax(1).clone()
     rows = []
     for name in choices("method"):
+        if name in TOLD or cost_of.method(name, "vit_t").total > SLOW:
+            continue
         explain = load_method(name)
-        if takes(explain, "masks") or name in SLOW:
-            continue  # the oracle computes nothing that could be timed
         single = [(images[at : at + 1], classes[at : at + 1]) for at in range(len(images))]
         seconds = turns(
             min(3, options.repeats),

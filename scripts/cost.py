@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from dap_bench import ViT, load_method, load_metrics
+from dap_bench.app import TOLD
 from dap_bench.command import command
 from dap_bench.config import CONF, choices, compose
 from dap_bench.explainers.base import Explanation
@@ -203,12 +204,26 @@ def metric(name: str, of: str) -> Cost:
     return flops.cost(unit(of), len(asked) - 1)
 
 
+@cache
+def cell(name: str, of: str) -> tuple[float, float]:
+    """Forward passes of a cell of metric=paper, per image, and those of them that score an image."""
+    vit, measures = model(of), load_metrics("paper")
+    with Flops() as flops:
+        batch = Batch.of(vit, load_method(name), pictures(vit), layers=True, chunk=128)
+        before = flops.total
+        batch.explain_all(True, measures.values())
+        explaining = flops.total - before
+        for measure in measures.values():
+            measure(batch)
+    return flops.total / unit(of), (flops.total - explaining) / unit(of)
+
+
 # ---------------------------------------------------------------------- tables
 
 
 def methods(models: Sequence[str], double: bool = False) -> str:
     """The table of methods, without `maps`, which reads files, and `oracle`, which is told."""
-    names = [name for name in choices("method") if name not in ("maps", "oracle")]
+    names = [name for name in choices("method") if name not in TOLD]
     rows = [[f"`{name}`", *(str(method(name, of, double)) for of in models)] for name in names]
     return table(["method", *models], rows, right=True)
 

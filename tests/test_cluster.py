@@ -212,7 +212,7 @@ def test_the_rows_are_those_of_a_plain_sweep(folder, plain, engine):
     assert folder.rows() == plain(*sweep)
     assert folder.status().count("done, n=12") == 2
     if engine is SLURM:  # one job a cell, and its messages where conf/README.md says
-        assert [folder.said(job).count("n=12, failed=0") for job in folder.jobs()] == [1, 1]
+        assert [folder.said(job).count("12 of 12 images") for job in folder.jobs()] == [1, 1]
         assert all("12/12" in folder.said(job, "err") for job in folder.jobs())
 
 
@@ -243,7 +243,7 @@ def test_the_commands_of_the_readme(folder, command):
     if number:
         folder.submitted.append(number[1])
         until(lambda: not asked("squeue", "-h", "-j", number[1]), "the end of the job")
-        assert (folder.path / f"slurm-{number[1]}.out").read_text().count("n=12, failed=0") == 4
+        assert (folder.path / f"slurm-{number[1]}.out").read_text().count("12 of 12 images") == 4
     assert folder.status().count("done, n=24") == 2
 
 
@@ -383,7 +383,7 @@ def test_the_processes_of_one_job_share_a_cell_by_shards(folder, plain):
     assert len(folder.pids()) == 2
     folder.release()
     until(lambda: not asked("squeue", "-h", "-j", submitted), "the end of the job")
-    assert (folder.path / f"{submitted}.log").read_text().count(f"n={N // 2}, failed=0") == 2
+    assert (folder.path / f"{submitted}.log").read_text().count(f"{N // 2} of {N // 2} images") == 2
     assert f"done, n={N}" in folder.status()
     ((key, rows),) = plain(*HELD).items()
     shared = folder.rows()[key]

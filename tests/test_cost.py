@@ -147,6 +147,14 @@ def test_the_table_of_metrics(name):
     assert found.double == pytest.approx(0, abs=0.01)
 
 
+def test_a_cell_costs_its_scoring_and_one_pass_there_and_back():
+    """AR's maps, the runner-up's and LDA's references come from the same traces."""
+    whole, scoring = cost.cell("ar", "vit_t")
+    curves = sum(cost.metric(name, "vit_t").total for name in ("deletion", "insertion", "tcc"))
+    assert scoring == pytest.approx(1 + curves, rel=0.01)  # and the image itself
+    assert whole - scoring == pytest.approx(cost.metric("lda", "vit_t").total, rel=0.05)
+
+
 @pytest.mark.slow
 def test_the_hours_of_the_paper():
     total, *lines = cost.cards().splitlines()
