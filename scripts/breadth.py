@@ -62,10 +62,11 @@ def values(block: pd.DataFrame) -> str:
 
 
 def against_controls(cells: list[CellRows]) -> str:
-    """Per metric: which methods are better than every control, image by image."""
+    """Per metric: which methods are better than every control, image by image; and which metrics cannot tell."""
     controls = [cell for cell in cells if group(cell.names["method"]) == "control" and cell.names["method"] != TOLD]
     methods = [cell for cell in cells if group(cell.names["method"]) not in ("control", "ablation")]
     rows = []
+    blind: dict[str, list[str]] = {"none": [], "fewer than half": []}
     for metric in ordered({metric for cell in methods for metric in cell.info["metrics"]}):
         tests = {}
         for cell in methods:
@@ -84,7 +85,13 @@ def against_controls(cells: list[CellRows]) -> str:
         better = [name for name in named if all(key in wins for key in tests if key[0] == name)]
         others = [name for name in named if name not in better]
         rows.append([label(metric), *(", ".join(map(label, some)) or "none" for some in (better, others))])
-    return markdown(["metric", "better than every control", "not better than some control"], rows)
+        if 2 * len(better) < len(named):
+            blind["fewer than half" if better else "none"].append(label(metric))
+    told = [f"by {', '.join(some)} {share} of the methods" for share, some in blind.items() if some]
+    text = (
+        f"Metrics that do not tell the controls from the methods: {'; '.join(told)} beat every control." if told else ""
+    )
+    return f"{text}\n\n" + markdown(["metric", "better than every control", "not better than some control"], rows)
 
 
 if __name__ == "__main__":

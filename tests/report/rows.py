@@ -5,7 +5,7 @@ from dap_bench.store import Cell
 
 
 def cell(folder, method, values, better="lower", labels=None, more=(), **columns):
-    """A cell of deletion; metrics in `more` have the same values below zero."""
+    """A cell of deletion; metrics in `more` have the same values below zero, unless a column is given."""
     names = {"model": "vit_t", "method": method, "sampler": "balanced", "data": "toy"}
     made = Cell.at(folder, names, "f")
     info = {
@@ -24,5 +24,5 @@ def cell(folder, method, values, better="lower", labels=None, more=(), **columns
         base = {"sample_id": f"s{at}", "label": labels[at] if labels else 0, "predicted": 1, "confidence": 0.5}
         rows.append({**base, "fallback": False, **names, "status": "ok", "deletion": value, **kept})
         for name in more:
-            rows[-1][name] = -value
+            rows[-1].setdefault(name, -value)
     made.write(rows, ["deletion", *more])
