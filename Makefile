@@ -25,7 +25,7 @@ tools: ## TeX and Chromium for the tests that look at tables and the page (Debia
 	apt-get install -q -y --no-install-recommends chromium chromium-driver poppler-utils \
 		texlive-latex-recommended texlive-latex-extra
 
-demo: $(INSTALLED) ## all methods on the embedded default, then the first table
+demo: $(INSTALLED) ## all methods on the bundled default, then the first table
 	rm -rf results/demo
 	$(RUN) -m dap_bench experiment=demo
 	$(RUN) -m dap_bench.tables results=results/demo tables=results/demo/tables summary=results/demo/summary.csv

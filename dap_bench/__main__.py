@@ -25,7 +25,11 @@ _said: list[Exception] = []  # of cells of a sweep in this process
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def cell(cfg: DictConfig) -> None:
-    """Run one cell; in a sweep a cell that cannot run does not stop the others."""
+    """Run one cell; in a sweep a cell that cannot run does not stop the others.
+
+    Args:
+        cfg: The config that Hydra composed.
+    """
     job = HydraConfig.get()
     try:
         names = names_of(cfg, job.runtime.choices)

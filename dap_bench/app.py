@@ -1,7 +1,7 @@
 """Show maps of a photo in a browser.
 
 Drop a photo, choose a model, a class and methods, and see their maps side by side at http://127.0.0.1:7860. The
-embedded vit_shapes, which knows only drawn shapes, needs no network; other models load their weights from the Hub, or
+bundled vit_shapes, which knows only drawn shapes, needs no network; other models load their weights from the Hub, or
 from checkpoint=FILE for the model given. Nothing leaves this machine, unless share=true asks gradio for a public
 address.
 
@@ -124,7 +124,15 @@ def _method(name: str) -> Any:
 
 
 def tile(photo: "np.ndarray", heatmap: "np.ndarray | None" = None) -> "np.ndarray":
-    """A photo [H,W,3] in 0..1, under a heatmap [H,W] in 0..1 if one is given, pixel by pixel: [H,W,3] of 0..255."""
+    """A photo, under a heatmap if one is given, pixel by pixel.
+
+    Args:
+        photo: The photo [H,W,3] in 0..1.
+        heatmap: The heatmap [H,W] in 0..1. Defaults to None.
+
+    Returns:
+        The picture [H,W,3] in 0..255.
+    """
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -68,7 +68,16 @@ class Subject:
         self.yardstick = yardstick
 
     def maps(self, vit: ViT | None = None, double: bool = False, given: Given | None = None) -> Tensor:
-        """Maps [n,P] as a benchmark run has them, of this model and these images or of others."""
+        """Maps as a benchmark run has them, of this model and these images or of others.
+
+        Args:
+            vit: A model in place of the subject's. Defaults to None.
+            double: Explain in double precision. Defaults to False.
+            given: Images and classes in place of the subject's. Defaults to None.
+
+        Returns:
+            Maps [n,P] in double precision, on the CPU.
+        """
         given = given or self.given
         images = double_of(given.images) if double else given.images
         twin = copied(vit or self.vit, double)
@@ -126,7 +135,15 @@ class Subject:
 
 
 def change(a: Tensor, b: Tensor) -> Tensor:
-    """How far the maps `b` are from `a`, as a share of each map's range [n]."""
+    """How far maps moved, as a share of their range.
+
+    Args:
+        a: Maps [n,P].
+        b: Other maps of the same images [n,P].
+
+    Returns:
+        The largest difference of each map, divided by the range of `a` [n].
+    """
     span = a.amax(1) - a.amin(1)
     return (a - b).abs().amax(1) / torch.where(span > 0, span, 1)
 
@@ -144,7 +161,14 @@ def _rho(a: Tensor, b: Tensor) -> Tensor:
 
 
 def finite(subject: Subject) -> Found:
-    """Are the maps made of finite numbers?"""
+    """Are the maps made of finite numbers?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The number of images with a finite map, the verdict, and what it means.
+    """
     good = subject.alone.isfinite().all(1)
     value = f"{int(good.sum())}/{len(good)}"
     if good.all():
@@ -153,7 +177,14 @@ def finite(subject: Subject) -> Found:
 
 
 def varies(subject: Subject) -> Found:
-    """Do the maps differ from place to place?"""
+    """Do the maps differ from place to place?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The number of images whose map is not constant, the verdict, and what it means.
+    """
     maps = subject.finite.alone
     flat = maps.amax(1) - maps.amin(1) <= FLAT * maps.abs().amax(1)
     value = f"{int((~flat).sum())}/{len(flat)}"
@@ -165,7 +196,14 @@ def varies(subject: Subject) -> Found:
 
 
 def batch(subject: Subject) -> Found:
-    """Is an image's map the same whatever batch it comes in?"""
+    """Is an image's map the same whatever batch it comes in?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The largest change of a map between batches, the verdict, and what it means.
+    """
     value = _apart(subject.finite, double=False)
     if value <= ROUNDING:
         return _small(value), "pass", "the same maps one by one, in a batch and in another order"
@@ -187,7 +225,14 @@ def _apart(subject: Subject, double: bool) -> float:
 
 
 def twice(subject: Subject) -> Found:
-    """Are the maps the same when the method is called again?"""
+    """Are the maps the same when the method is called again?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The largest change of a map between two calls, the verdict, and what it means.
+    """
     with global_state():
         value = change(subject.finite.bare(), subject.finite.bare()).max().item()
     if value <= EXACT:
@@ -197,7 +242,14 @@ def twice(subject: Subject) -> Found:
 
 
 def of_class(subject: Subject) -> Found:
-    """Does the map depend on the class?"""
+    """Does the map depend on the class?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        CS of the predicted class and the runner-up, the verdict, and what it means.
+    """
     subject = subject.finite
     other = subject.maps(given=replace(subject.given, classes=subject.runner_up))
     if torch.equal(subject.batched, other):
@@ -209,7 +261,14 @@ def of_class(subject: Subject) -> Found:
 
 
 def head(subject: Subject) -> Found:
-    """Does the map depend on the head's weights?"""
+    """Does the map depend on the head's weights?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The rank correlation with the maps of a model with a shuffled head, the verdict, and what it means.
+    """
     value = _of_weights(subject.finite, "head")
     if value > 0.99:
         return f"{value:.2f}", "note", "rank correlation with the head's weights shuffled: it hardly uses the head"
@@ -217,7 +276,14 @@ def head(subject: Subject) -> Found:
 
 
 def blocks(subject: Subject) -> Found:
-    """Does the map depend on the blocks' weights?"""
+    """Does the map depend on the blocks' weights?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The rank correlation with the maps of a model with shuffled blocks, the verdict, and what it means.
+    """
     value = _of_weights(subject.finite, "blocks")
     if value > 0.5:
         return f"{value:.2f}", "note", "rank correlation with the blocks' weights shuffled: much of it is not learned"
@@ -232,6 +298,13 @@ def shuffled(vit: ViT, part: str) -> ViT:
     """A copy of a model with the numbers of each weight of its head or its blocks in another order.
 
     Their sizes stay as they are and what was learned goes, so such a model neither explodes nor says nothing.
+
+    Args:
+        vit: The model; it is not changed.
+        part: What is shuffled: head or blocks.
+
+    Returns:
+        The copy.
     """
     twin, random = copied(vit), torch.Generator().manual_seed(0)
     heads = twin.model.get_classifier()
@@ -243,7 +316,14 @@ def shuffled(vit: ViT, part: str) -> ViT:
 
 
 def precision(subject: Subject) -> Found:
-    """Is single precision enough?"""
+    """Is single precision enough?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The lowest rank correlation of float32 with float64 maps, the verdict, and what it means.
+    """
     value = _rho(subject.finite.batched, subject.finite.in_double).min().item()
     if value < 0.99:
         return f"{value:.3f}", "note", "lowest rank correlation of float32 with float64: use explain_precision=fp64"
@@ -251,7 +331,14 @@ def precision(subject: Subject) -> Found:
 
 
 def digit(subject: Subject) -> Found:
-    """Does the map stay when only the last digits of the pixels change?"""
+    """Does the map stay when only the last digits of the pixels change?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The largest change of a map in double precision, the verdict, and what it means.
+    """
     subject = subject.finite
     images = double_of(subject.given.images)
     moved = replace(subject.given, images=images + DIGIT * _signs(subject.given, "digit").to(images))
@@ -262,7 +349,14 @@ def digit(subject: Subject) -> Found:
 
 
 def leaves_alone(subject: Subject) -> Found:
-    """Are the model, the images and torch's global state as before?"""
+    """Are the model, the images and torch's global state as before?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        Yes or no, the verdict, and what was changed.
+    """
     subject = subject.finite
     vit, given = copied(subject.vit), subject.given
     changed: dict[str, bool] = {}
@@ -286,13 +380,27 @@ def leaves_alone(subject: Subject) -> Found:
 
 
 def shift(subject: Subject) -> Found:
-    """Does the map stay when the picture moves by one pixel?"""
+    """Does the map stay when the picture moves by one pixel?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The rank correlation with the maps of the moved images, the verdict, and what it means.
+    """
     images = subject.finite.given.images
     return _moved(subject.finite, torch.cat([images[..., :1], images[..., :-1]], -1), "the picture moves by one pixel")
 
 
 def noise(subject: Subject) -> Found:
-    """Does the map stay when each pixel changes by the least that a file can hold?"""
+    """Does the map stay when each pixel changes by the least that a file can hold?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The rank correlation with the maps of the changed images, the verdict, and what it means.
+    """
     given, vit = subject.finite.given, subject.vit
     step = (vit.normalised(1 / 255) - vit.normalised(0.0)).to(given.images)
     return _moved(
@@ -315,7 +423,14 @@ def _signs(given: Given, what: str) -> Tensor:
 
 
 def seconds(subject: Subject) -> Found:
-    """How long does it take, in forward passes?"""
+    """How long does it take, in forward passes?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The time in forward passes, the verdict, and what it means.
+    """
     mine, forward, theirs = subject.finite.cost, subject.yardstick.forward, subject.yardstick.rollout
     passes, beside = mine.seconds / forward.seconds, theirs.seconds / forward.seconds
     says = f"time in forward passes, {1000 * mine.seconds:.1f} ms per image; AR takes {beside:.1f}"
@@ -323,7 +438,14 @@ def seconds(subject: Subject) -> Found:
 
 
 def memory(subject: Subject) -> Found:
-    """How much memory does it take, in forward passes?"""
+    """How much memory does it take, in forward passes?
+
+    Args:
+        subject: The method and its images.
+
+    Returns:
+        The peak memory in forward passes, the verdict, and what it means.
+    """
     mine, forward, theirs = subject.finite.cost.bytes, subject.yardstick.forward.bytes, subject.yardstick.rollout.bytes
     if mine is None or forward is None or theirs is None:
         return "-", "note", "this device does not say how much memory is in use"
@@ -351,7 +473,15 @@ class Yardstick:
 
     @classmethod
     def of(cls, vit: ViT, given: Given) -> "Yardstick":
-        """Measure both."""
+        """Measure what a forward pass and AR cost.
+
+        Args:
+            vit: The model.
+            given: The images and classes.
+
+        Returns:
+            Both costs, per image.
+        """
         twin = copied(vit)
         return cls(
             cost(lambda: twin.score(given.images), given),
@@ -360,7 +490,15 @@ class Yardstick:
 
 
 def cost(function: Callable[[], object], given: Given) -> Cost:
-    """The fastest of some calls, and the memory that one needs on top of what was there."""
+    """The fastest of some calls, and the memory that one needs on top of what was there.
+
+    Args:
+        function: The call to measure, without arguments.
+        given: The images it works on: they say how many there are, and on which device.
+
+    Returns:
+        Seconds and bytes per image.
+    """
     images, device, taken = len(given.ids), given.images.device, []
     with global_state():
         for _ in range(REPEATS):
@@ -433,9 +571,17 @@ LEGEND = {
 
 
 def audit(subject: Subject, tick: Callable[[str], object] = lambda name: None) -> list[Check]:
-    """All checks; `tick` hears of each before it begins.
+    """Run all checks of a method.
 
-    A method that cannot explain the images at all is a user-correctable error.
+    Args:
+        subject: The method and its images.
+        tick: A function that is told the name of each check before it begins. Defaults to one that does nothing.
+
+    Returns:
+        One line per check, in the order of `QUESTIONS`.
+
+    Raises:
+        UserError: If the method cannot explain the images at all.
     """
     found = []
     for name, question in QUESTIONS.items():

@@ -54,7 +54,17 @@ class Claim:
 
     @classmethod
     def of(cls, text: str) -> "Claim":
-        """The claim that a text makes, such as `dap > ar on deletion`."""
+        """The claim that a text makes, such as `dap > ar on deletion`.
+
+        Args:
+            text: The claim in words.
+
+        Returns:
+            The claim, with the better method first.
+
+        Raises:
+            UserError: If the text is not a claim.
+        """
         name = r"([\w.+-]+)"
         found = re.fullmatch(rf"\s*{name}\s*([<>])\s*{name}\s+on\s+([\w.+*?-]+)\s*", text)
         if not found or found[1] == found[3]:
@@ -78,7 +88,15 @@ class Setting:
 
 
 def judge(settings: Sequence[Setting]) -> pd.DataFrame:
-    """One line per setting: n, the mean gain with its 95 % interval, effect, p, p after Holm, and the verdict."""
+    """Test a claim in every setting.
+
+    Args:
+        settings: The settings, with the gain of each image.
+
+    Returns:
+        One line per setting: `n`, the mean `gain` with its 95 % interval (`low`, `high`), the rank-biserial `effect`,
+        `p`, `corrected` (p after Holm) and the `verdict`: holds, contradicted or undecided.
+    """
     lines = []
     for setting in settings:
         low, high = interval(setting.gain.to_numpy())
@@ -97,7 +115,19 @@ def _verdict(effect: float, p: float) -> str:
 
 
 def settings(cells: Sequence[CellRows], claim: Claim) -> list[Setting]:
-    """All that the rows of both methods can be compared in."""
+    """The settings in which the rows of both methods can be compared.
+
+    Args:
+        cells: The cells with their rows.
+        claim: The claim.
+
+    Returns:
+        The settings with the gain of each image: of all images, and of those that the model gets right where these are
+        fewer.
+
+    Raises:
+        UserError: If there is none.
+    """
     groups: dict[str, dict[str, CellRows]] = {}
     described: dict[str, tuple[str, dict[str, str]]] = {}
     for cell in cells:
@@ -165,7 +195,17 @@ def _gains(better: CellRows, worse: CellRows, metric: str, described: dict[str, 
 
 
 def read(results: str) -> list[CellRows]:
-    """Every cell below some folders; settings of one cell stand side by side here."""
+    """Every cell below some folders; settings of one cell stand side by side here.
+
+    Args:
+        results: A folder, or several: A,B.
+
+    Returns:
+        The cells with their rows.
+
+    Raises:
+        UserError: If there are no rows.
+    """
     folders = [path("results", text) for text in results.split(",")]
     found = [cell.folder for folder in folders for cell in store.cells(folder)]
     if not found:
@@ -179,7 +219,20 @@ def read(results: str) -> list[CellRows]:
 
 
 def computed(claim: Claim, vary: str, out: Path, overrides: Sequence[str]) -> list[CellRows]:
-    """Rows of both methods in every setting of the metric, by the ordinary runner."""
+    """Rows of both methods in every setting of the metric, by the ordinary runner.
+
+    Args:
+        claim: The claim; its metric must not be a pattern.
+        vary: Vary each option of the metric by itself (each), or take all combinations (all).
+        out: The folder for the rows; existing rows are reused.
+        overrides: Other options of the runs, as on the command line: "model=vit_t", "sampler.n=200".
+
+    Returns:
+        The cells with their rows, two for each setting.
+
+    Raises:
+        UserError: If there is no such metric or method, or an option is wrong.
+    """
     from dap_bench import runner
 
     if re.search(r"[*?]", claim.metric):
@@ -200,7 +253,15 @@ def computed(claim: Claim, vary: str, out: Path, overrides: Sequence[str]) -> li
 
 
 def variants(options: dict[str, Any], vary: str) -> list[dict[str, object]]:
-    """Changes of a metric's options: none, then each by itself; or every combination."""
+    """Changes of a metric's options.
+
+    Args:
+        options: The options that the metric has, with their values.
+        vary: Each option by itself (each), or all combinations (all).
+
+    Returns:
+        Options to change, with their new values, for each variant. The first changes nothing.
+    """
     other = {key: [v for v in values if v != options[key]] for key, values in VARIED.items() if key in options}
     if vary == "each":
         return [{}, *({key: value} for key, values in other.items() for value in values)]

@@ -56,7 +56,12 @@ class Option:
 def command(others: str = ".*") -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Turn a function into one that takes its options from the command line; what it returns is the exit code.
 
-    If it has `*arguments`, those that are no option of its own but match `others` are handed on.
+    Args:
+        others: If the function has `*arguments`, a pattern of those that are no option of its own and are handed on.
+            Defaults to ".*".
+
+    Returns:
+        The decorator.
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -76,7 +81,12 @@ def command(others: str = ".*") -> Callable[[Callable[..., int | None]], Callabl
 
 
 def answer(name: str, call: Callable[[], None]) -> None:
-    """Run a command: a mistake is one sentence and exit code 2, Ctrl-C one line and 130."""
+    """Run a command: a mistake is one sentence and exit code 2, Ctrl-C one line and 130.
+
+    Args:
+        name: The command's name, for messages.
+        call: What the command does.
+    """
     try:
         call()
         sys.stdout.flush()
@@ -92,7 +102,17 @@ def answer(name: str, call: Callable[[], None]) -> None:
 
 
 def with_folders(arguments: Sequence[str]) -> list[str]:
-    """The arguments without `--config-dir FOLDER`, which says where configs of one's own are."""
+    """Take `--config-dir FOLDER`, which says where configs of one's own are, out of the arguments.
+
+    Args:
+        arguments: The arguments of a command.
+
+    Returns:
+        The other arguments.
+
+    Raises:
+        UserError: If there is no such folder.
+    """
     rest, left = [], iter(arguments)
     for argument in left:
         flag, _, folder = argument.partition("=")
@@ -104,7 +124,17 @@ def with_folders(arguments: Sequence[str]) -> list[str]:
 
 
 def grouped(arguments: Sequence[str], *groups: str) -> dict[str, dict[str, Any]]:
-    """method.relu=false model.checkpoint=FILE -> {"method": {"relu": False}, "model": {"checkpoint": "FILE"}}"""
+    """Sort options of the form GROUP.KEY=VALUE by group.
+
+        method.relu=false model.checkpoint=FILE -> {"method": {"relu": False}, "model": {"checkpoint": "FILE"}}
+
+    Args:
+        arguments: The options.
+        *groups: Names of the groups.
+
+    Returns:
+        The options of each group, empty where none were given.
+    """
     from omegaconf import OmegaConf
 
     found: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(arguments)))

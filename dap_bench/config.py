@@ -47,7 +47,14 @@ def config_folders() -> list[Path]:
 
 
 def add_folder(folder: str) -> None:
-    """Find configs in another folder too, as --config-dir does, and their functions beside it."""
+    """Find configs in another folder too, as --config-dir does, and their functions beside it.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        UserError: If there is no such folder.
+    """
     place = path("--config-dir", folder)
     if not place.is_dir():
         raise UserError(f"--config-dir {folder} is not a folder.")
@@ -82,7 +89,17 @@ def compose(*overrides: str) -> DictConfig:
 
 
 def compose_cell(*overrides: str) -> tuple[DictConfig, dict[str, str]]:
-    """The config that `python -m dap_bench OVERRIDES` would run, and the names that its rows would have."""
+    """The config that `python -m dap_bench OVERRIDES` would run, and the names that its rows would have.
+
+    Args:
+        *overrides: As on the command line: "model=vit_t", "sampler.n=24".
+
+    Returns:
+        The config, and the names of model, method, sampler and data.
+
+    Raises:
+        UserError: If there is no such choice or key.
+    """
     cfg = compose(*overrides)
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         described = hydra.compose("config", [*_searchpath(), *overrides], return_hydra_config=True)
@@ -90,7 +107,18 @@ def compose_cell(*overrides: str) -> tuple[DictConfig, dict[str, str]]:
 
 
 def sweep(*overrides: str, aside: Sequence[str] = ()) -> list[list[str]]:
-    """The overrides of each cell that `python -m dap_bench -m OVERRIDES` would run, without the keys in `aside`."""
+    """The overrides of each cell that `python -m dap_bench -m OVERRIDES` would run.
+
+    Args:
+        *overrides: As on the command line: "model=vit_t,vit_b", "experiment=paper".
+        aside: Keys and groups to leave out, such as "method". Defaults to ().
+
+    Returns:
+        A list of overrides for each cell.
+
+    Raises:
+        UserError: If there is no such choice or key.
+    """
     check_overrides(overrides)
     try:
         with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
@@ -113,7 +141,15 @@ def sweep(*overrides: str, aside: Sequence[str] = ()) -> list[list[str]]:
 
 
 def names_of(cfg: DictConfig, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """The names that a cell's rows have, by what was chosen of each group."""
+    """The names that a cell's rows have, by what was chosen of each group.
+
+    Args:
+        cfg: The cell's config.
+        chosen: The name chosen of each group, as Hydra knows it.
+
+    Returns:
+        The names of model, method, sampler and data.
+    """
     names = {name: str(chosen[name]) for name in ("model", "method", "sampler", "data")}
     names["method"] = str(cfg.name or names["method"])
     if names["model"] == "timm":  # rows should say which one
@@ -140,10 +176,18 @@ def _searchpath() -> list[str]:
 
 
 def restored(group: str, stored: Any, name: str = "", *beside: str) -> DictConfig | None:
-    """The config in conf/, or in a folder that the user named, which a stored one was made from; None if there is none.
+    """The config in conf/, or in a folder that the user named, which a stored one was made from.
 
-    What is stored is data: of it only plain options are taken, numbers and words, never a target or a path. `beside`
-    are overrides of other groups, which options may take their defaults from.
+    What is stored is data: of it only plain options are taken, numbers and words, never a target or a path.
+
+    Args:
+        group: A folder of conf/, such as "method".
+        stored: The stored config.
+        name: The name to try first. Defaults to "".
+        *beside: Overrides of other groups, which options may take their defaults from.
+
+    Returns:
+        The config with the stored options, or None if there is none that fits.
     """
     folders = tuple(_folders)
     for choice in sorted(_names(group, folders), key=lambda choice: choice != name):
@@ -265,7 +309,17 @@ def load_metrics(*names: str) -> dict[str, "Metric"]:
 
 
 def instantiate_method(node: DictConfig) -> "Explainer":
-    """The explainer that a config names."""
+    """The explainer that a config names.
+
+    Args:
+        node: The config of the method.
+
+    Returns:
+        The explainer.
+
+    Raises:
+        UserError: If the config names no function, or an option is wrong.
+    """
     explain = instantiate(node) if OmegaConf.is_dict(node) else None
     if not callable(explain):
         raise UserError(
@@ -279,7 +333,17 @@ def instantiate_method(node: DictConfig) -> "Explainer":
 
 
 def instantiate_metrics(node: DictConfig) -> dict[str, "Metric"]:
-    """The metrics that a config names, by the names they have in it."""
+    """The metrics that a config names, by the names they have in it.
+
+    Args:
+        node: The config, with a metric's own config below each name.
+
+    Returns:
+        The metrics by name.
+
+    Raises:
+        UserError: If one is no metric, or does not say what is better.
+    """
     if not OmegaConf.is_dict(node) or not node:
         raise UserError(f"metric={node} is not a metric; use {', '.join(choices('metric'))}, or metric=[cs,afs].")
     for name, options in node.items():
@@ -297,7 +361,18 @@ def instantiate_metrics(node: DictConfig) -> dict[str, "Metric"]:
 
 
 def instantiate(node: DictConfig, **arguments: Any) -> Any:
-    """Make what a config node names in `_target_`; a wrong option or target is a user-correctable error."""
+    """Make what a config node names in `_target_`.
+
+    Args:
+        node: The config.
+        **arguments: Further arguments of the target.
+
+    Returns:
+        What the target returns.
+
+    Raises:
+        UserError: If a value is missing, or an option or the target is wrong.
+    """
     from hydra.errors import InstantiationException
 
     for key in sorted(OmegaConf.missing_keys(node)):
@@ -312,7 +387,14 @@ def instantiate(node: DictConfig, **arguments: Any) -> Any:
 
 
 def undescribed(node: Any) -> Any:
-    """A config without what only reports read: DESCRIPTIONS."""
+    """A config without what only reports read: DESCRIPTIONS.
+
+    Args:
+        node: The config as plain data.
+
+    Returns:
+        The config without these keys, at any depth.
+    """
     if isinstance(node, list):
         return [undescribed(item) for item in node]
     if not isinstance(node, dict):
@@ -342,7 +424,14 @@ def _node(group: str, name: str, overrides: dict[str, Any]) -> DictConfig:
 
 
 def check(cfg: DictConfig) -> None:
-    """The keys that say how to run."""
+    """Check the keys that say how to run.
+
+    Args:
+        cfg: The config of a cell.
+
+    Raises:
+        UserError: If a value is not allowed.
+    """
     if cfg.batch_size != "auto":
         require_int("batch_size", cfg.batch_size)
     require_int("workers", cfg.workers)
@@ -358,7 +447,14 @@ def check(cfg: DictConfig) -> None:
 
 
 def check_overrides(overrides: Sequence[str]) -> None:
-    """Mistakes in arguments that Hydra answers with an obscure message."""
+    """Catch mistakes in arguments that Hydra answers with an obscure message.
+
+    Args:
+        overrides: The arguments, as on the command line.
+
+    Raises:
+        UserError: If there is such a mistake.
+    """
     for text in overrides:
         key, equals, value = text.partition("=")
         if equals and value.endswith(","):
@@ -370,7 +466,17 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def sentence(error: BaseException, overrides: Sequence[str] = ()) -> str:
-    """An error in one line; one of Hydra or OmegaConf without its search paths and hints, but with the choices."""
+    """An error in one line.
+
+    Errors of Hydra and OmegaConf come without search paths and hints, but with the choices there are.
+
+    Args:
+        error: The error.
+        overrides: The arguments that led to it, to suggest keys. Defaults to ().
+
+    Returns:
+        The text.
+    """
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, YAMLError):

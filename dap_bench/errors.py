@@ -25,7 +25,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def redacted(text: str) -> str:
-    """A text without what signs an address and without the values of confidential environment variables."""
+    """A text without what signs an address and without the values of confidential environment variables.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The text, with `$NAME` in place of such a value.
+    """
     text = re.sub(r"(https?://[^\s?'\"]+)\?[^\s'\")]+", r"\1?...", text)
     text = re.sub(r"(https?://)[^\s/@'\"]+@", r"\1", text)
     for name, value in os.environ.items():
@@ -35,24 +42,57 @@ def redacted(text: str) -> str:
 
 
 def keep_private(names: set[str]) -> None:
-    """Environment variables whose values must not be shown from now on."""
+    """Hide the values of environment variables in messages from now on.
+
+    Args:
+        names: The names of the variables.
+    """
     _private.update(name for name in names if not name.startswith("DAP_BENCH_"))
 
 
 def one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Raise unless an option has one of the values it may have."""
+    """Raise unless an option has one of the values it may have.
+
+    Args:
+        name: The option's name.
+        value: Its value.
+        allowed: The values it may have.
+
+    Raises:
+        UserError: If it has another value.
+    """
     if not any(value == each and type(value) is type(each) for each in allowed):
         raise UserError(f"{name} must be one of {', '.join(map(str, allowed))}, not {value}.")
 
 
 def require_int(name: str, value: object, least: int = 1, most: int = 2**32 - 1) -> None:
-    """Raise unless an option is a whole number within bounds."""
+    """Raise unless an option is a whole number within bounds.
+
+    Args:
+        name: The option's name.
+        value: Its value.
+        least: The lower bound. Defaults to 1.
+        most: The upper bound. Defaults to 4294967295.
+
+    Raises:
+        UserError: If the value is no whole number, or out of bounds.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise UserError(f"{name}={value} must be a whole number of at least {least} and at most {most}.")
 
 
 def require_number(name: str, value: object, least: float = 0.0, most: float = inf) -> None:
-    """Raise unless an option is a finite number within bounds."""
+    """Raise unless an option is a finite number within bounds.
+
+    Args:
+        name: The option's name.
+        value: Its value.
+        least: The lower bound. Defaults to 0.0.
+        most: The upper bound. Defaults to inf.
+
+    Raises:
+        UserError: If the value is no finite number, or out of bounds.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     if not number or not least <= value <= most:  # type: ignore[operator]
         bounds = f"at least {least:g}" + (f" and at most {most:g}" if isfinite(most) else "")
@@ -60,7 +100,18 @@ def require_number(name: str, value: object, least: float = 0.0, most: float = i
 
 
 def path(name: str, value: object) -> Path:
-    """A place on disk, from what was written for an option."""
+    """A place on disk, from what was written for an option.
+
+    Args:
+        name: The option's name.
+        value: What was written for it; `~` is the home folder.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: If it is not a path.
+    """
     try:
         if isinstance(value, str) and value and "\0" not in value:
             return Path(value).expanduser()

@@ -168,7 +168,14 @@ class Evaluation:
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """The row of an image that could not be measured; an exception is named with the line that it came from."""
+    """The row of an image that could not be measured; an exception is named with the line that it came from.
+
+    Args:
+        error: What went wrong.
+
+    Returns:
+        The columns `status` and `reason`.
+    """
     said = str(error) if isinstance(error, BadImage) else f"{type(error).__name__}: {error}{_origin(error)}"
     return {"status": "failed", "reason": redacted(said)}
 

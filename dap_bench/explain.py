@@ -43,7 +43,7 @@ def explain(vit: "ViT", explainers: dict[str, "Explainer"], image: str, out: Pat
     Args:
         vit: The model.
         explainers: Explainers by name.
-        image: A file; without one ("") a picture of the embedded shapes is drawn.
+        image: A file; without one ("") a picture of the bundled shapes is drawn.
         out: The PNG to write.
 
     Raises:
@@ -60,15 +60,22 @@ def explain(vit: "ViT", explainers: dict[str, "Explainer"], image: str, out: Pat
     ]
     print("\n".join(titles))
     rows = zip((fill(title, 24) for title in titles), heatmaps(vit, explainers, images, labels), strict=True)
-    try:
-        grid(colours(vit, images), list(rows), list(map(label, explainers)), out)
-    except OSError as error:
-        raise UserError(f"out={out} cannot be written ({error.strerror}).") from error
+    grid(colours(vit, images), list(rows), list(map(label, explainers)), out)
     print(f"wrote {out}")
 
 
 def read(image: str) -> "Image.Image":
-    """The picture in a file, upright and in RGB; without a file ("") one of the embedded shapes."""
+    """The picture in a file, upright and in RGB; without a file ("") one of the bundled shapes.
+
+    Args:
+        image: The file, or "".
+
+    Returns:
+        The picture.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
     from dap_bench.data import shapes
     from dap_bench.data.images import BadImage, decode
 
@@ -83,7 +90,15 @@ def read(image: str) -> "Image.Image":
 
 
 def colours(vit: "ViT", images: "Tensor") -> "np.ndarray":
-    """The first of some normalised images [B,3,H,W] as one would look at it: [H,W,3] in 0..1."""
+    """The first of some images as one would look at it.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W].
+
+    Returns:
+        The picture [H,W,3] in 0..1.
+    """
     return vit.pixels(images)[0].permute(1, 2, 0).cpu().numpy()
 
 
@@ -116,13 +131,13 @@ def heatmaps(
 
 
 def _load(model: str, device: str, options: dict[str, Any]) -> "ViT":
-    """The model, or the embedded one where its weights are out of reach."""
+    """The model, or the bundled one where its weights are out of reach."""
     try:
         return load_vit(model, device=device, **options)
     except UserError as error:
         if "Hugging Face" not in str(error):
             raise
-        print(f"{error}\nUsing the embedded vit_shapes instead, which knows only drawn shapes.", file=sys.stderr)
+        print(f"{error}\nUsing the bundled vit_shapes instead, which knows only drawn shapes.", file=sys.stderr)
         return load_vit("vit_shapes", device=device)
 
 

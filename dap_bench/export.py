@@ -26,7 +26,18 @@ COLUMNS = ("id", "label", "predicted", "alternative", "confidence", "image", "te
 
 
 def export(out: Path, overrides: Sequence[str]) -> Path:
-    """Write the samples that `overrides` draw; the list of them."""
+    """Write the samples of a run as files, with both classes of each.
+
+    Args:
+        out: The folder to write to.
+        overrides: Options of a run, as on the command line: "model=vit_t", "sampler.n=100".
+
+    Returns:
+        The list of samples, OUT/samples.csv.
+
+    Raises:
+        UserError: If an option is wrong, an id cannot be a file name, or a file cannot be written.
+    """
     import numpy as np
     import torch
 

@@ -19,7 +19,14 @@ DRAW = ("data", "sampler")  # those that say which images
 
 
 def fetch(*overrides: str) -> None:
-    """Have the weights and the frozen images of all cells that `overrides` stand for."""
+    """Download the weights and the images of runs, as far as they are not here.
+
+    Args:
+        *overrides: Options of a sweep, as on the command line: "model=vit_t,vit_b", "sampler=balanced".
+
+    Raises:
+        UserError: If an option is wrong, or something cannot be downloaded.
+    """
     from dap_bench.runner import sample_set
 
     done = set()

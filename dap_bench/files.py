@@ -17,7 +17,17 @@ ABANDONED = 24 * 3600  # seconds after which a draft of another machine is taken
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A draft that becomes `path` in one step when the block ends well, and is gone when it does not."""
+    """A draft that becomes `path` in one step when the block ends well, and is gone when it does not.
+
+    Args:
+        path: The file to write or replace.
+
+    Yields:
+        The draft's path, to be written to.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
     with drafting(path.parent) as draft:
         yield draft
         with explained(path):
@@ -26,7 +36,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def drafting(folder: Path) -> Iterator[Path]:
-    """A temporary file in `folder`, on disk when the block goes on after writing it, gone when the block ends."""
+    """A temporary file in `folder`, on disk when the block goes on after writing it, gone when the block ends.
+
+    Args:
+        folder: The folder; it is made if need be.
+
+    Yields:
+        The draft's path, to be written to.
+
+    Raises:
+        UserError: If the folder cannot be written to.
+    """
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     draft = draft_in(folder)
@@ -39,25 +59,48 @@ def drafting(folder: Path) -> Iterator[Path]:
 
 
 def draft_in(folder: Path) -> Path:
-    """A name that says whose draft it is."""
+    """A name that says whose draft it is.
+
+    Args:
+        folder: The folder of the draft.
+
+    Returns:
+        A new path, with the machine and the process in its name.
+    """
     return folder / f".{socket.gethostname()}.{os.getpid()}.{uuid4().hex[:8]}.tmp"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
+    """Write a text file in one step.
+
+    Args:
+        path: The file to write or replace.
+        text: Its content.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
         flush(draft)
 
 
 def flush(path: Path) -> None:
-    """Have a file's content on disk before it gets its name."""
+    """Have a file's content on disk before it gets its name.
+
+    Args:
+        path: The file.
+    """
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
 def sweep(folder: Path) -> None:
-    """Remove the drafts that killed processes left: of this machine if the process is gone, of others after a day."""
+    """Remove the drafts that killed processes left: of this machine if the process is gone, of others after a day.
+
+    Args:
+        folder: The folder to clean up.
+    """
     for draft in folder.glob(".*.tmp"):
         *host, process, _, _ = draft.name[1:].split(".")
         with suppress(OSError, ValueError):
@@ -78,7 +121,14 @@ def _alive(process: int) -> bool:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an error of the file system into a sentence."""
+    """Turn an error of the file system into a sentence.
+
+    Args:
+        path: The file or folder that is worked on, for the message.
+
+    Raises:
+        UserError: In place of an OSError inside the block.
+    """
     try:
         yield
     except OSError as error:

@@ -25,16 +25,34 @@ class Unreachable(UserError):
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:
-    """A path; `package://` is where dap_bench itself is installed."""
+    """The file that a checkpoint names.
+
+    Args:
+        checkpoint: A path; `package://` stands for the folder where dap_bench is installed.
+
+    Returns:
+        The path; whether there is such a file is not checked.
+
+    Raises:
+        UserError: If it is not a path.
+    """
     if str(checkpoint).startswith("package://"):
         return Path(__file__).parent / checkpoint.removeprefix("package://")
     return path("model.checkpoint", checkpoint)
 
 
 def require(repo: str, repo_type: str, instead: str) -> None:
-    """Raise a UserError that says what is wrong and what to do `instead`, unless `repo` can be read.
+    """Make sure that a repository of the Hugging Face Hub can be read.
 
     The weights of a model are fetched too, so that whatever goes wrong on their way is said here.
+
+    Args:
+        repo: The repository, OWNER/NAME.
+        repo_type: model or dataset.
+        instead: What the user can do instead, for the message.
+
+    Raises:
+        UserError: If it cannot be read, with the reason.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
@@ -81,7 +99,18 @@ def _download(repo: str, name: str) -> str:
 
 
 def retry(ask: Callable[[], Any], again: Callable[[Exception], bool]) -> Any:
-    """What `ask` gives; after an error of which `again` is true it is asked again, a few times."""
+    """Ask the Hub, and ask again a few times after errors that may pass.
+
+    Args:
+        ask: The request.
+        again: Whether an error is worth another attempt.
+
+    Returns:
+        What `ask` returns.
+
+    Raises:
+        UserError: If the Hub sends next to nothing for too long.
+    """
     for pause in PAUSES:
         try:
             return _with_timeout(ask)
@@ -93,7 +122,14 @@ def retry(ask: Callable[[], Any], again: Callable[[Exception], bool]) -> Any:
 
 
 def passing(error: Exception) -> bool:
-    """Whether the same request may succeed a moment later: the Hub is busy or an answer was cut; it did not refuse."""
+    """Whether the same request may succeed a moment later: the Hub is busy or an answer was cut; it did not refuse.
+
+    Args:
+        error: What the request raised.
+
+    Returns:
+        True if it is worth another attempt.
+    """
     status = _status(error)
     if status:
         return status in (408, 429) or status >= 500
@@ -101,7 +137,14 @@ def passing(error: Exception) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """An error on one line."""
+    """An error on one line.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Its type and message, at most some 300 characters.
+    """
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
 
 
@@ -151,7 +194,11 @@ _life = _Life()
 
 @contextmanager
 def counting(count: Callable[[int], Any]) -> Iterator[None]:
-    """Tell `count` the sizes of what arrives for this thread."""
+    """Tell `count` the sizes of what arrives for this thread.
+
+    Args:
+        count: A function that is called with each number of bytes.
+    """
     _life.thread.count = count
     try:
         yield

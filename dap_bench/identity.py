@@ -58,7 +58,19 @@ SAID_ONLY = {"class_names"}  # options that are shown, never computed with
 
 
 def identify(cfg: DictConfig, samples: str, cache: Path | None = None) -> dict[str, Any]:
-    """The identity of a cell's rows on the sample set of that digest; `cache` remembers hashes of large files."""
+    """The identity of a cell's rows: a hash of each thing that decides their values.
+
+    Args:
+        cfg: The cell's config.
+        samples: The digest of the sample set.
+        cache: A folder that remembers hashes of large files. Defaults to None.
+
+    Returns:
+        Hashes of the model, the method, each metric, the engine and the samples; precisions, versions and code.
+
+    Raises:
+        UserError: If a file cannot be read, or a target has no source.
+    """
     model, method, metric = (
         OmegaConf.to_container(cfg[key], resolve=True) if cfg.get(key) is not None else None
         for key in ("model", "method", "metric")
@@ -89,7 +101,14 @@ def identify(cfg: DictConfig, samples: str, cache: Path | None = None) -> dict[s
 
 
 def fingerprint(identity: dict[str, Any]) -> str:
-    """The hash of everything that decides a row's values."""
+    """The hash of everything that decides a row's values.
+
+    Args:
+        identity: What `identify` returned.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     return _digest({key: identity[key] for key in ("model", "method", "metrics", "engine", "samples")})[:16]
 
 
@@ -107,7 +126,15 @@ def _plain(value: Any) -> Any:
 
 
 def contents(node: Any, cache: Path | None) -> Any:
-    """A config with the hash of what lies at each `path` in the path's place."""
+    """A config with the hash of what lies at each `path` in the path's place.
+
+    Args:
+        node: The config as plain data.
+        cache: A folder that remembers hashes of large files, or None.
+
+    Returns:
+        The config with hashes; for a folder, a hash of each file in it.
+    """
     if isinstance(node, list):
         return [contents(item, cache) for item in node]
     if not isinstance(node, dict):
@@ -126,7 +153,14 @@ def _content(value: Any, cache: Path | None) -> Any:
 
 
 def acting(node: Any) -> Any:
-    """A config without the options that have no say in the values."""
+    """A config without the options that have no say in the values.
+
+    Args:
+        node: The config as plain data.
+
+    Returns:
+        The config without them, at any depth.
+    """
     if isinstance(node, list):
         return [acting(item) for item in node]
     if not isinstance(node, dict):
@@ -139,7 +173,18 @@ def acting(node: Any) -> Any:
 
 
 def checkpoint_hash(checkpoint: str, cache: Path | None = None) -> str:
-    """The SHA-256 of a file of weights."""
+    """The SHA-256 of a file of weights.
+
+    Args:
+        checkpoint: The file, as `hub.resolve_checkpoint` takes it.
+        cache: A folder that remembers hashes of large files. Defaults to None.
+
+    Returns:
+        The hash.
+
+    Raises:
+        UserError: If the file cannot be read.
+    """
     path = resolve_checkpoint(checkpoint)
     try:
         if not path.is_file():
@@ -150,7 +195,15 @@ def checkpoint_hash(checkpoint: str, cache: Path | None = None) -> str:
 
 
 def file_hash(path: Path, cache: Path | None = None) -> str:
-    """The SHA-256 of a file; of a large one it is computed once while the file stays as it is."""
+    """The SHA-256 of a file; of a large one it is computed once while the file stays as it is.
+
+    Args:
+        path: The file.
+        cache: A folder that remembers hashes of large files. Defaults to None.
+
+    Returns:
+        The hash.
+    """
     found = path.stat()
     key = sha256(repr((str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)).encode())
     note = cache / "hashes" / key.hexdigest()[:20] if cache is not None and found.st_size > LARGE else None
@@ -177,7 +230,17 @@ class Sources:
 
     @classmethod
     def of(cls, node: Any) -> "Sources":
-        """Of all targets in a config, found without importing them."""
+        """The sources of all targets in a config, found without importing them.
+
+        Args:
+            node: The config as plain data.
+
+        Returns:
+            Their modules and libraries.
+
+        Raises:
+            UserError: If a target has no source that can be found.
+        """
         modules: dict[str, Path] = {}
         libraries: set[str] = set()
         for target in targets(node):
@@ -190,7 +253,14 @@ class Sources:
 
 
 def targets(node: Any) -> set[str]:
-    """Every `_target_` in a resolved config."""
+    """Every `_target_` in a resolved config.
+
+    Args:
+        node: The config as plain data.
+
+    Returns:
+        The targets, at any depth.
+    """
     inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     own = {str(node["_target_"])} if isinstance(node, dict) and "_target_" in node else set()
     return own.union(*map(targets, inner))

@@ -85,18 +85,43 @@ class Given:
     masks: list[Tensor | None]  # empty where nobody has looked for them
 
     def of(self, at: int) -> "Given":
-        """One image of the batch."""
+        """One image of the batch.
+
+        Args:
+            at: Its position in the batch.
+
+        Returns:
+            A batch of that image alone.
+        """
         one = slice(at, at + 1)
         return Given(self.images[one], self.classes[one], self.ids[one], self.masks[one])
 
 
 def takes(explain: Callable[..., Any], name: str) -> bool:
-    """Whether an explainer names a parameter, and so is given what is called that."""
+    """Whether an explainer names a parameter, and so is given it.
+
+    Args:
+        explain: The explainer.
+        name: The parameter's name, such as "ids".
+
+    Returns:
+        True if it does.
+    """
     return name in signature(explain).parameters
 
 
 def call(explain: Callable[..., Any], vit: ViT, given: Given, layers: bool = False) -> Any:
-    """What an explainer returns, unchecked and with nothing put back after it."""
+    """What an explainer returns, unchecked and with nothing put back after it.
+
+    Args:
+        explain: The explainer.
+        vit: The model that it works on, as it is.
+        given: The images and classes; the explainer gets clones.
+        layers: Whether layer maps are wanted. Defaults to False.
+
+    Returns:
+        Whatever it returns.
+    """
     options: dict[str, Any] = {"layers": True} if layers else {}
     if takes(explain, "ids"):
         options["ids"] = list(given.ids)
@@ -122,7 +147,15 @@ def copied(vit: ViT, double: bool = False) -> ViT:
 
 
 def altered(twin: ViT, vit: ViT) -> bool:
-    """Whether a copy of a model is no longer what it was copied from: then it is not used again."""
+    """Whether a copy of a model is no longer what it was copied from.
+
+    Args:
+        twin: The copy.
+        vit: The original.
+
+    Returns:
+        True if weights, buffers, hooks or switches differ.
+    """
     pairs = list(zip(twin.model.modules(), vit.model.modules(), strict=False))
     if any(_marks(mine) != _marks(theirs) for mine, theirs in pairs):
         return True
@@ -159,7 +192,14 @@ def _seed(name: str) -> int:
 
 
 def content(image: Tensor) -> str:
-    """A name for an image that has none."""
+    """A name for an image that has none.
+
+    Args:
+        image: The image [3,H,W].
+
+    Returns:
+        The hash of its numbers.
+    """
     return sha256(image.detach().cpu().numpy().tobytes()).hexdigest()
 
 

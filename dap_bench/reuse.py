@@ -32,7 +32,17 @@ MEASURED = (
 def known(
     cell: store.Cell, identity: dict[str, Any], samples: SampleSet, wanted: list[int]
 ) -> dict[int, dict[str, Any]]:
-    """For images that this cell has no row of, what its siblings have measured on them."""
+    """For images that this cell has no row of, what its siblings have measured on them.
+
+    Args:
+        cell: The cell.
+        identity: Its identity, from `identity.identify`.
+        samples: Its sample set.
+        wanted: Positions of the images in the sample set.
+
+    Returns:
+        For each image that was found its row, as far as it can be taken over, by position.
+    """
     found: dict[int, dict[str, Any]] = {}
     places = {samples.ids[index]: index for index in wanted}
     for other, metrics, hashes in _siblings(cell, identity):

@@ -52,7 +52,16 @@ class Sweep:
         self._kept.clear()
 
     def get(self, kind: str, settings: Any, make: Callable[[], Any]) -> Any:
-        """What was made for the same settings before, or a new one in its place."""
+        """What was made for the same settings before, or a new one in its place.
+
+        Args:
+            kind: What is shared, such as "model".
+            settings: What it depends on; other settings make a new one.
+            make: Makes it.
+
+        Returns:
+            The shared object.
+        """
         if kind not in self._kept or self._kept[kind][0] != settings:
             self._kept.pop(kind, None)  # let go of the old one before the new one is made
             self._kept[kind] = settings, make()
@@ -63,9 +72,20 @@ SWEEP = Sweep()
 
 
 def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = (), sweep: Sweep = SWEEP) -> store.Cell:
-    """Compute what is missing of the cell that `cfg` describes; `names` are the names of its choices.
+    """Compute what is missing of a cell.
 
-    `overrides` are how it was asked for on the command line, for those who want to repeat it.
+    Args:
+        cfg: The cell's config.
+        names: The names of its model, method, sampler and data.
+        overrides: How it was asked for on the command line, so that it can be repeated. Defaults to ().
+        sweep: What the cells of this process share. Defaults to `SWEEP`.
+
+    Returns:
+        The cell with its rows.
+
+    Raises:
+        UserError: If an option is wrong, or none of the first images can be measured.
+        Interrupted: If a signal asked to stop; every finished batch is saved.
     """
     configs.check(cfg)
     cache = path("cache_dir", cfg.cache_dir)
@@ -93,12 +113,26 @@ def run(cfg: DictConfig, names: dict[str, str], overrides: Sequence[str] = (), s
 
 
 def title(names: dict[str, str]) -> str:
-    """What a cell is called in messages."""
+    """What a cell is called in messages.
+
+    Args:
+        names: The names of its model, method, sampler and data.
+
+    Returns:
+        Model, method and sampler.
+    """
     return " ".join(names[key] for key in ("model", "method", "sampler"))
 
 
 def turn(cell: store.Cell) -> int:
-    """A number that is larger the later a setting of a cell was asked for: of those beside it the newest counts."""
+    """A number that is larger the later a setting of a cell was asked for: of those beside it the newest counts.
+
+    Args:
+        cell: The cell.
+
+    Returns:
+        The number that it has now.
+    """
     turns = {}
     for file in cell.folder.parent.glob("*/cell.json"):
         with suppress(UserError):  # a damaged one is named by who reads its rows
@@ -108,7 +142,14 @@ def turn(cell: store.Cell) -> int:
 
 
 def command_line(overrides: Sequence[str]) -> str:
-    """The command that computes a cell, without what says only where and how fast."""
+    """The command that computes a cell, without what says only where and how fast.
+
+    Args:
+        overrides: The arguments that asked for the cell.
+
+    Returns:
+        The command.
+    """
     aside = ("shard", "overwrite", "device", "batch_size", "chunk_size", "workers", "cache_dir", "debug")
     kept = [text for text in overrides if text.lstrip("+~").split("=")[0] not in aside]
     return shlex.join(["python", "-m", "dap_bench", *kept])
@@ -117,7 +158,18 @@ def command_line(overrides: Sequence[str]) -> str:
 def missing(
     cfg: DictConfig, cell: store.Cell, identified: dict[str, Any], samples: SampleSet, mine: list[int]
 ) -> dict[int, dict[str, Any]]:
-    """The images without a whole row, each with what is known of it already, here or in a cell beside this one."""
+    """The images of a cell without a complete row.
+
+    Args:
+        cfg: The cell's config.
+        cell: The cell.
+        identified: Its identity.
+        samples: Its sample set.
+        mine: Positions of the images of this shard.
+
+    Returns:
+        For each such image what is known of it already, here or in a cell beside this one, by position.
+    """
     if cfg.overwrite is True:
         return {index: {} for index in mine}
     wanted = kept_of(cfg)
@@ -141,12 +193,29 @@ def missing(
 
 
 def kept_of(cfg: DictConfig) -> set[str]:
-    """What is asked to be stored with each row besides its values."""
+    """What is asked to be stored with each row besides its values.
+
+    Args:
+        cfg: The cell's config.
+
+    Returns:
+        Any of curves and maps.
+    """
     return {name for name, asked in (("curves", cfg.keep_curves), ("maps", cfg.keep_maps)) if asked}
 
 
 def sample_set(cfg: DictConfig) -> SampleSet:
-    """The images that the config's source and sampler stand for, frozen."""
+    """The images that the config's source and sampler stand for, frozen.
+
+    Args:
+        cfg: The cell's config.
+
+    Returns:
+        The sample set, from the cache if it was drawn before.
+
+    Raises:
+        UserError: If the images cannot be drawn.
+    """
     sampler = configs.undescribed(OmegaConf.to_container(cfg.sampler, resolve=True))
     source, draw = configs.instantiate(cfg.data), configs.instantiate(cfg.sampler)
     options = {str(key): value for key, value in sampler.items()}
@@ -154,7 +223,18 @@ def sample_set(cfg: DictConfig) -> SampleSet:
 
 
 def shard(n: int, text: str) -> list[int]:
-    """The samples of shard `i/n`: every n-th, beginning with the i-th."""
+    """The samples of one shard: every n-th.
+
+    Args:
+        n: How many samples there are.
+        text: The shard: i/n, counted from 1.
+
+    Returns:
+        Their positions.
+
+    Raises:
+        UserError: If the text is no shard.
+    """
     number, _, count = str(text).partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise UserError(f"shard={text} must be i/n with 1 <= i <= n, for example shard=1/4.")
@@ -162,7 +242,16 @@ def shard(n: int, text: str) -> list[int]:
 
 
 def batch_size_of(vit: Any, double: bool, free: int | None = None) -> int:
-    """How many images of a batch fit in `free` bytes, by default what the device has left; 32 on a CPU."""
+    """How many images of a batch fit in memory; 32 without CUDA.
+
+    Args:
+        vit: The model.
+        double: Whether explanations are in double precision.
+        free: Free bytes; None asks the device. Defaults to None.
+
+    Returns:
+        The batch size, at most 64.
+    """
     if free is None:
         import torch
 
@@ -177,6 +266,12 @@ def bytes_per_image(vit: Any) -> int:
     """What one image of a batch takes with a graph through all blocks: of Chefer, which takes most.
 
     Per block some 8 numbers for each entry of attention and 24 for each channel of each token (results/benchmark.md).
+
+    Args:
+        vit: The model.
+
+    Returns:
+        Bytes, in single precision.
     """
     heads, channels = vit.blocks[0].attn.num_heads, vit.model.embed_dim
     tokens = vit.patches + vit.layout.prefix

@@ -68,7 +68,19 @@ class Cell:
 
     @classmethod
     def at(cls, results: Path, names: dict[str, str], fingerprint: str) -> "Cell":
-        """The cell's place below a results folder."""
+        """The cell's place below a results folder.
+
+        Args:
+            results: The results folder.
+            names: The names of model, method, sampler and data.
+            fingerprint: The fingerprint of the rows.
+
+        Returns:
+            The cell; nothing is read or written.
+
+        Raises:
+            UserError: If a name cannot be part of a path.
+        """
         for name in NAMES:
             if not is_name(names[name]):
                 raise UserError(
@@ -79,7 +91,14 @@ class Cell:
     # ------------------------------------------------------------------ what produced the rows
 
     def describe(self, info: dict[str, Any]) -> None:
-        """Write cell.json."""
+        """Write cell.json.
+
+        Args:
+            info: What produced the rows, as plain data.
+
+        Raises:
+            UserError: If the file cannot be written.
+        """
         files.write_text(self.folder / "cell.json", json.dumps(info, indent=1, sort_keys=True))
 
     @property
@@ -102,14 +121,31 @@ class Cell:
         return sorted(self.folder.glob("part-*.parquet"), key=lambda part: (_number(part), part.name))
 
     def table(self, columns: Sequence[str] | None = None, set_aside: bool = False) -> pa.Table:
-        """One row per sample; all columns, or some with those that make a row.
+        """One row per sample.
 
-        A damaged part is named and its rows are missing; `set_aside` renames it, so that it is named once.
+        A damaged part is named in a warning, and its rows are missing.
+
+        Args:
+            columns: The columns to read besides `sample_id` and `status`; None reads all. Defaults to None.
+            set_aside: Rename damaged parts, so that they are named once. Defaults to False.
+
+        Returns:
+            The rows.
+
+        Raises:
+            UserError: If a part cannot be read for other reasons than damage.
         """
         return self._read(columns, set_aside)[0]
 
     def rows(self, set_aside: bool = False) -> list[dict[str, Any]]:
-        """The table as dictionaries: for few rows."""
+        """The table as dictionaries: for few rows.
+
+        Args:
+            set_aside: Rename damaged parts, so that they are named once. Defaults to False.
+
+        Returns:
+            A dictionary for each sample.
+        """
         return self.table(set_aside=set_aside).to_pylist()
 
     @property
@@ -173,7 +209,15 @@ class Cell:
     # ------------------------------------------------------------------ writing
 
     def write(self, rows: list[dict[str, Any]], metrics: Iterable[str]) -> None:
-        """Add a part with these rows."""
+        """Add a part with these rows.
+
+        Args:
+            rows: The rows, a dictionary for each sample.
+            metrics: The names of the metrics among their keys.
+
+        Raises:
+            UserError: If they cannot be written.
+        """
         fields = [*COLUMNS, *(pa.field(name, pa.float64()) for name in metrics)]
         known = {field.name for field in fields}
         extra = sorted({name for row in rows for name in row} - known)  # curves and maps
@@ -223,12 +267,26 @@ class Cell:
 
 
 def cells(results: Path) -> list[Cell]:
-    """Every cell below a results folder, in order of path."""
+    """Every cell below a results folder, in order of path.
+
+    Args:
+        results: The results folder.
+
+    Returns:
+        The cells; nothing but their paths is read.
+    """
     return [Cell(file.parent) for file in sorted(results.rglob("cell.json"))]
 
 
 def is_name(text: object) -> bool:
-    """Whether a text can be a folder's name without leading anywhere else."""
+    """Whether a text can be a folder's name without leading anywhere else.
+
+    Args:
+        text: The text.
+
+    Returns:
+        True if it can.
+    """
     return isinstance(text, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}", text) is not None
 
 

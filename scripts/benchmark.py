@@ -502,7 +502,7 @@ def long_run(vit: ViT, options: Options) -> str:
                     rows.append([f"{done:,}", f"{now:.0f}", str(len(list(opened.iterdir())))])
         if process.returncode:
             raise SystemExit(f"{' '.join(program)} failed")
-    title = f"\n## A long run\n\n{options.long:,} images of the embedded default, DAP, batches of {size}.\n\n"
+    title = f"\n## A long run\n\n{options.long:,} images of the bundled default, DAP, batches of {size}.\n\n"
     return title + table(["images done", "memory, MiB", "open files"], rows)
 
 

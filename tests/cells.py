@@ -1,4 +1,4 @@
-"""Small cells of the embedded default, and what their rows say."""
+"""Small cells of the bundled default, and what their rows say."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Fixtures: the golden `nano` ViT, the embedded default, the assets with the real ViT-T and images, and a browser."""
+"""Fixtures: the golden `nano` ViT, the bundled default, the assets with the real ViT-T and images, and a browser."""
 
 import os
 import shutil

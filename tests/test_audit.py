@@ -99,7 +99,7 @@ def toys(folder):
 
 @pytest.fixture(scope="module")
 def stage():
-    """The embedded model, three images and what a forward pass costs."""
+    """The bundled model, three images and what a forward pass costs."""
     vit = load_vit("vit_shapes", device="cpu")
     given, runner_up = command._given(vit, list(Shapes().fetch([0, 1, 2])))
     return vit, given, runner_up, Yardstick.of(vit, given)

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dap_bench.data.sources.base import Source
 
 MODULES = sorted({module.name for module in pkgutil.walk_packages(dap_bench.__path__, "dap_bench.")} | {"dap_bench"})
 SCRIPTS = ("dap_bench.__main__", "dap_bench.report.__main__")
+NOTHING = (inspect.Signature.empty, None, "None", Iterator[None])  # annotations of what returns or yields nothing
 
 
 def public(module):
@@ -35,12 +37,17 @@ def public(module):
                     yield f"{module.__name__}.{name}.{part}", getattr(found, part)
 
 
+def doc(name, found):
+    """A docstring; a method without one of its own has that of the method it overrides, or that `Source` asks for."""
+    protocol = getattr(Source, name.rpartition(".")[2], None) if ".data.sources." in name else None
+    return inspect.getdoc(found) or (protocol and inspect.getdoc(protocol)) or ""
+
+
 def described(name, found):
     if inspect.isclass(found):
         made_up = tuple(f"{base.__name__}(" for base in found.__mro__)  # what dataclasses write by themselves
         return bool(inspect.getdoc(found)) and not inspect.getdoc(found).startswith(made_up)
-    protocol = ".data.sources." in name and getattr(Source, name.rpartition(".")[2], None)
-    return bool(inspect.getdoc(found) or (protocol and inspect.getdoc(protocol)))
+    return bool(doc(name, found))
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name not in SCRIPTS])
@@ -63,6 +70,43 @@ def entries(docstring):
     sections = re.findall(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", docstring, re.MULTILINE)
     found = re.findall(r"^    \*{0,2}(\w+): (.*(?:\n {5,}.*)*)", "\n".join(sections), re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
+
+
+def undocumented(name, found):
+    """The parameters of a function or method that Args does not name, or without their default, and Returns."""
+    signature = inspect.signature(found)
+    parameters = {each.name: each.default for each in signature.parameters.values() if each.name != "self"}
+    if not parameters:  # its summary says what it returns
+        return []
+    text = doc(name, found)
+    said = entries(text)
+    lacking = [
+        each
+        for each, default in parameters.items()
+        if each not in said or ("Defaults to " in said[each]) != (default is not inspect.Parameter.empty)
+    ]
+    returns = signature.return_annotation not in NOTHING
+    return lacking + ["Returns"] * (returns and not re.search(r"^(Returns|Yields):\n    \S", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_parameter_and_what_is_returned_are_described(name):
+    found = [each for each in public(importlib.import_module(name)) if not inspect.isclass(each[1])]
+    lacking = {each: undocumented(each, function) for each, function in found if callable(function)}  # no properties
+    assert {each: names for each, names in lacking.items() if names} == {}
+
+
+def test_what_a_docstring_lacks_is_found():
+    def bare(a: int, b: int = 1, *c: int, d: int = 2) -> int:
+        """A sum.
+
+        Args:
+            a: A number.
+            b: Another.
+            *c: More numbers.
+        """
+
+    assert undocumented("bare", bare) == ["b", "d", "Returns"]
 
 
 def assert_described(said, defaults):

@@ -176,7 +176,7 @@ def test_methods_and_metrics_are_counted():
     metrics = re.findall(r"^\| `(\w+)` \| .* \| (?:higher|lower) \|", METRICS, re.MULTILINE)
     assert f"{len(proper)} methods, {len(metrics)} metrics" in README
     left_out = re.search(r"exclude=\[(.*?)\]", (ROOT / "conf" / "experiment" / "demo.yaml").read_text())[1].split(",")
-    assert f"runs {len(methods - set(left_out))} methods on the embedded model" in README
+    assert f"runs {len(methods - set(left_out))} methods on the bundled model" in README
     equal = {
         line.split("|")[1].strip() for page in (METHODS, METRICS) for line in page.splitlines() if ORACLE.search(line)
     }

@@ -1,4 +1,4 @@
-"""From config to rows on the embedded default: resume, failures, shards, fingerprints."""
+"""From config to rows on the bundled default: resume, failures, shards, fingerprints."""
 
 import inspect
 import os

@@ -1,4 +1,4 @@
-"""The embedded ViTs know their classes, and look at the object to tell them."""
+"""The bundled ViTs know their classes, and look at the object to tell them."""
 
 import pytest
 import torch

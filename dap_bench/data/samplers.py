@@ -18,7 +18,19 @@ def _lowest(kind: str, numbers: Sequence[int], count: int, seed: int) -> list[in
 
 
 def non_balanced(labels: Sequence[int], n: int, seed: int) -> list[int]:
-    """Positions of `n` images drawn at random from all of them."""
+    """Positions of `n` images drawn at random from all of them.
+
+    Args:
+        labels: The class of every image, by position.
+        n: How many images to draw.
+        seed: Another seed draws other images.
+
+    Returns:
+        The positions drawn, in increasing order.
+
+    Raises:
+        UserError: If there are fewer images, or a number is not positive.
+    """
     _positive(n=n)
     if n > len(labels):
         raise UserError(f"sampler.n={n} asks for more images than the source has ({len(labels)}); lower sampler.n.")
@@ -26,7 +38,20 @@ def non_balanced(labels: Sequence[int], n: int, seed: int) -> list[int]:
 
 
 def balanced(labels: Sequence[int], classes: int, per_class: int, seed: int) -> list[int]:
-    """Positions of `per_class` images from each of `classes` classes drawn at random."""
+    """Positions of `per_class` images from each of `classes` classes drawn at random.
+
+    Args:
+        labels: The class of every image, by position.
+        classes: How many classes to draw.
+        per_class: How many images to draw of each.
+        seed: Another seed draws other classes and images.
+
+    Returns:
+        The positions drawn, in increasing order.
+
+    Raises:
+        UserError: If there are fewer classes, a class has fewer images, or a number is not positive.
+    """
     _positive(classes=classes, per_class=per_class)
     members: dict[int, list[int]] = defaultdict(list)
     for position, label in enumerate(labels):

@@ -77,7 +77,17 @@ class SampleSet:
         return text.getvalue()
 
     def read(self, indices: Sequence[int]) -> list[tuple[bytes, bytes | None]]:
-        """The encoded images and object masks of some samples, checked against the manifest."""
+        """The encoded images and object masks of some samples, checked against the manifest.
+
+        Args:
+            indices: Positions of the samples in the set.
+
+        Returns:
+            For each sample the image's file, and the mask's or None.
+
+        Raises:
+            UserError: If the cache was removed or damaged.
+        """
         found: dict[int, tuple[bytes, bytes | None]] = {}
         try:
             with pq.ParquetFile(self.folder / "samples.parquet") as parquet:
@@ -102,9 +112,19 @@ class SampleSet:
 def frozen(
     source: Source, draw: Callable[[Sequence[int]], list[int]], sampler: dict[str, Any], cache: Path
 ) -> SampleSet:
-    """The sample set that `draw` takes from `source`; from the cache if it was drawn before.
+    """The sample set that a sampler draws from a source; from the cache if it was drawn before.
 
-    `sampler` describes the draw, as `source.identity()` does the source: both make the key.
+    Args:
+        source: The source of the images.
+        draw: The sampler: from all labels to the positions drawn.
+        sampler: What describes the draw, as `source.identity()` does the source: both make the cache's key.
+        cache: The cache folder.
+
+    Returns:
+        The sample set.
+
+    Raises:
+        UserError: If the source cannot be read, the draw is impossible, or the cache cannot be written.
     """
     identity = {"version": VERSION, "source": source.identity(), "sampler": sampler}
     key = sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
@@ -149,7 +169,15 @@ def _remembered(cache: Path, key: str) -> SampleSet | None:
 
 
 def load(cache: Path, digest: str) -> SampleSet | None:
-    """The set with this digest, or None where there is none or it is not what it should be."""
+    """The set with this digest from the cache.
+
+    Args:
+        cache: The cache folder.
+        digest: The set's digest.
+
+    Returns:
+        The set, or None where there is none or it is not what it should be.
+    """
     if not (isinstance(digest, str) and digest.isalnum()):
         return None
     folder = cache / "samples" / digest

@@ -200,18 +200,41 @@ CLASSES: tuple[str, ...] = tuple(_KINDS)
 
 
 def label_of(index: int) -> int:
-    """Class of picture `index`; the classes take turns, so any run of 12 pictures holds each of them once."""
+    """Class of picture `index`; the classes take turns, so any run of 12 pictures holds each of them once.
+
+    Args:
+        index: The picture's number.
+
+    Returns:
+        A class of `CLASSES`, by number.
+    """
     return index % len(CLASSES)
 
 
 def draw(index: int, seed: int = 0) -> tuple[Image.Image, Image.Image]:
-    """Draw picture `index` of series `seed`: the 224x224 RGB picture and its object's mask (mode L, 0 or 255)."""
+    """Draw a picture and the mask of its object.
+
+    Args:
+        index: The picture's number, which decides its class.
+        seed: The series it belongs to. Defaults to 0.
+
+    Returns:
+        The RGB picture of 224 x 224 pixels, and the mask (mode L, 0 or 255).
+    """
     _, picture, mask = layers(index, seed)
     return Image.fromarray(picture), Image.fromarray(mask)
 
 
 def layers(index: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
-    """The scene without its object, the picture, and the object's mask, as uint8 arrays."""
+    """Draw a picture, and the same scene without its object.
+
+    Args:
+        index: The picture's number.
+        seed: The series it belongs to. Defaults to 0.
+
+    Returns:
+        The scene [H,W,3] without its object, the picture [H,W,3] and the mask [H,W], as uint8.
+    """
     rs = np.random.RandomState([seed, index])  # both numbers are kept whole, so no two pairs share a stream
     radius = rs.uniform(34, 63)
     cx, cy = rs.uniform(radius + 5, SIZE - radius - 5, 2)

@@ -82,22 +82,53 @@ def rollout(transitions: Sequence[Tensor], layers: bool, layout: Layout) -> tupl
 
 
 def residual(attention: Tensor) -> Tensor:
-    """Attention [B,N,N] and the identity: what a token passes on to others, and what it keeps."""
+    """Attention [B,N,N] and the identity: what a token passes on to others, and what it keeps.
+
+    Args:
+        attention: Attention [B,N,N].
+
+    Returns:
+        Their sum [B,N,N].
+    """
     return attention + torch.eye(attention.shape[-1], dtype=attention.dtype, device=attention.device)
 
 
 def row_norm(matrix: Tensor) -> Tensor:
-    """A matrix [...,N,N] with each row divided by its sum."""
+    """A matrix [...,N,N] with each row divided by its sum.
+
+    Args:
+        matrix: A matrix [...,N,N] without rows that sum to 0.
+
+    Returns:
+        The matrix [...,N,N]; each row sums to 1.
+    """
     return matrix / matrix.sum(-1, keepdim=True)
 
 
 def fuse(attention: Tensor, how: str) -> Tensor:
-    """[B,H,N,N] -> [B,N,N] over heads."""
+    """Join the heads of an attention.
+
+    Args:
+        attention: Attention [B,H,N,N].
+        how: mean, max or min.
+
+    Returns:
+        Attention [B,N,N].
+    """
     return attention.mean(1) if how == "mean" else attention.amax(1) if how == "max" else attention.amin(1)
 
 
 def discard(attention: Tensor, ratio: float, layout: Layout) -> Tensor:
-    """Set the lowest `ratio` of each image's entries to zero, but never the class token's attention to itself."""
+    """Set the lowest `ratio` of each image's entries to zero, but never the class token's attention to itself.
+
+    Args:
+        attention: Attention [B,N,N].
+        ratio: The share to set to zero, 0..1.
+        layout: Which token is the class token.
+
+    Returns:
+        Attention [B,N,N].
+    """
     count = int(attention[0].numel() * ratio)
     if count == 0:
         return attention

@@ -130,7 +130,14 @@ def checked(found: Any, grid: tuple[int, int], images: Tensor) -> Explanation:
 
 
 def min_max(values: Tensor) -> Tensor:
-    """Scale each row of [B,n] to 0..1; a constant row becomes all zero."""
+    """Scale each row to 0..1; a constant row becomes all zero.
+
+    Args:
+        values: Values [B,n].
+
+    Returns:
+        Values in 0..1 [B,n].
+    """
     low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
     return (values - low) / torch.where(high > low, high - low, 1)
 

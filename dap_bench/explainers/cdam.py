@@ -76,7 +76,16 @@ def cdam(
 
 
 def contributions(trace: Trace, classes: Tensor, layers: list[int]) -> list[Tensor]:
-    """Each patch's token times its gradient, summed over channels, per layer."""
+    """Each patch's token times its gradient, summed over channels, per layer.
+
+    Args:
+        trace: A trace with gradients of norm1.
+        classes: The class to explain in each image [B].
+        layers: The blocks.
+
+    Returns:
+        The sums of each block [B,P], with their sign.
+    """
     gradients = trace.gradients(classes, "norm1", layers)
     products = [(trace.norm1[layer] * gradient).sum(-1) for layer, gradient in zip(layers, gradients, strict=True)]
     return [trace.vit.layout.patches_of(product) for product in products]

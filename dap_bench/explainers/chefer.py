@@ -76,7 +76,20 @@ def chefer(
 
 
 def attention_relevance(vit: ViT, trace: Trace, classes: Tensor, start_layer: int = 0) -> list[Tensor]:
-    """Rel [B,H,N,N] of every layer from `start_layer` on, for a relevance of 1 at each image's class."""
+    """LRP: the relevance of every attention entry, for a relevance of 1 at each image's class.
+
+    Args:
+        vit: The model.
+        trace: A trace of the images.
+        classes: The class to explain in each image [B].
+        start_layer: The first block, from 0. Defaults to 0.
+
+    Returns:
+        The relevance [B,H,N,N] of every block from `start_layer` on.
+
+    Raises:
+        UserError: If the model has a part without a rule.
+    """
     model: Any = vit.model
     if getattr(model, "attn_pool", None) is not None:
         raise UserError(_not_covered("attention pooling"))

@@ -121,7 +121,14 @@ def oracle(
 
 
 def sobel(plane: Tensor) -> Tensor:
-    """The size of the gradient of [B,H,W], borders repeated: 8 x the slope of a ramp, 4 x the height of a step."""
+    """The size of the gradient, borders repeated: 8 x the slope of a ramp, 4 x the height of a step.
+
+    Args:
+        plane: Values of pixels [B,H,W].
+
+    Returns:
+        The size at each pixel [B,H,W].
+    """
     wide = pad(plane[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
     rows = wide[:, :-2] + 2 * wide[:, 1:-1] + wide[:, 2:]  # smoothed down, to be compared across
     columns = wide[:, :, :-2] + 2 * wide[:, :, 1:-1] + wide[:, :, 2:]

@@ -57,7 +57,18 @@ def gmar(
 
 
 def head_weights(vit: ViT, images: Tensor, classes: Tensor, source: str, norm: str) -> list[Tensor]:
-    """Per layer, the weight of each head [B,H]; they sum to 1."""
+    """The weight of each head.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W].
+        classes: The class to explain in each image [B].
+        source: Where the gradient is taken: norm1_last or attention.
+        norm: How its size is measured: l1 or l2.
+
+    Returns:
+        For each block weights [B,H] that sum to 1.
+    """
     heads = vit.blocks[-1].attn.num_heads
     if source == "attention":
         gradients = vit.trace(images, grad=["attention"]).gradients(classes, "attention")

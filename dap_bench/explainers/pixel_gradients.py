@@ -138,9 +138,22 @@ def smoothgrad(
 def gradient(
     vit: ViT, images: Tensor, classes: Tensor, rules: Callable[[list[Any]], None] = lambda handles: None
 ) -> Tensor:
-    """d z_c / d x [B,3,H,W]: images do not mix, so one backward pass has each image's own.
+    """The gradient of the class's logit by the pixels.
 
-    `rules` may set hooks that change the gradient; those whose handles it appends are removed afterwards.
+    Images do not mix, so one backward pass gives each image its own.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W].
+        classes: The class to explain in each image [B].
+        rules: May set hooks that change the gradient; those whose handles it appends to its list are removed
+            afterwards. Defaults to one that sets none.
+
+    Returns:
+        The gradient [B,3,H,W].
+
+    Raises:
+        UserError: If the images have another size than the model takes.
     """
     vit.check_images(images)
     with torch.enable_grad(), frozen_evaluation(vit.model, fused=False) as handles:
@@ -152,13 +165,30 @@ def gradient(
 
 
 def baseline_images(vit: ViT, images: Tensor, baseline: str) -> Tensor:
-    """The images [B,3,H,W] at which the path begins."""
+    """The images at which the path begins.
+
+    Args:
+        vit: The model.
+        images: Normalised images [B,3,H,W].
+        baseline: zero (grey), black, or the image's mean colour (mean).
+
+    Returns:
+        Normalised images [B,3,H,W].
+    """
     if baseline == "mean":
         return images.mean((2, 3), keepdim=True).expand_as(images)
     return vit.normalised(0.0).to(images).expand_as(images) if baseline == "black" else torch.zeros_like(images)
 
 
 def pixel_map(values: Tensor, channels: str) -> Explanation:
-    """Values of channels [B,3,H,W] as a map of pixels."""
+    """A map of pixels from values of their channels.
+
+    Args:
+        values: Values of channels [B,3,H,W].
+        channels: What a pixel's three channels become: sum, abs or max.
+
+    Returns:
+        The map [B,H*W], signed if `channels` is sum.
+    """
     height, width = values.shape[-2:]
     return Explanation(CHANNELS[channels](values).flatten(1), (height, width), signed=channels == "sum")

@@ -71,7 +71,18 @@ def rise(
 
 
 def draw(samples: int, cells: int, probability: float, seed: int, size: tuple[int, int]) -> Iterator[Tensor]:
-    """Masks [CHUNK,H,W] until there are `samples` of them."""
+    """Random masks, some at a time.
+
+    Args:
+        samples: How many in all.
+        cells: Cells of a mask along each side.
+        probability: That a cell is shown.
+        seed: Another seed draws other masks.
+        size: Height and width of the image in pixels.
+
+    Yields:
+        At most 32 masks [n,H,W] in 0..1, in double precision.
+    """
     generator = torch.Generator().manual_seed(seed)
     for done in range(0, samples, CHUNK):
         numbers = torch.rand(min(CHUNK, samples - done), cells**2 + 2, generator=generator, dtype=torch.float64)

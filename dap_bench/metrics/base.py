@@ -234,12 +234,27 @@ def _best_two(vit: ViT, images: Tensor) -> Tensor:
 
 
 def as_curve(points: Sequence[Tensor]) -> Tensor:
-    """Points [B] of a curve as [B,points]."""
+    """Points of curves as one tensor.
+
+    Args:
+        points: The points, from the first to the last, of all images [B] each.
+
+    Returns:
+        The curves [B,points].
+    """
     return torch.stack([point.to(points[0]) for point in points], 1)
 
 
 def check_options(**options: object) -> None:
-    """Options that several metrics have, checked by name."""
+    """Check options that several metrics have.
+
+    Args:
+        **options: Options by name: `unit`, `upsample` and `rounding` must be one of their choices, any other a number
+            above 0 and at most 1.
+
+    Raises:
+        UserError: If one has another value.
+    """
     allowed: dict[str, tuple[object, ...]] = {
         "unit": ("pixel", "patch"),
         "upsample": (None, "bilinear", "nearest", "bicubic"),
@@ -253,12 +268,28 @@ def check_options(**options: object) -> None:
 
 
 def top_count(fraction: float, total: int, rounding: str = "round") -> int:
-    """How many of `total` make the top `fraction`: rounded or cut, at least one."""
+    """How many values make the top fraction, at least one.
+
+    Args:
+        fraction: The fraction.
+        total: The number of all values.
+        rounding: round or floor. Defaults to "round".
+
+    Returns:
+        Their number.
+    """
     return max(1, (floor if rounding == "floor" else round)(fraction * total))
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Ranks 0..n-1 of each row of [B,n]; equal values share the mean of their ranks."""
+    """Ranks within each row; equal values share the mean of their ranks.
+
+    Args:
+        values: Values [B,n].
+
+    Returns:
+        Ranks 0..n-1 [B,n], the smallest value first.
+    """
     ordered, order = values.sort(dim=1)
     place = torch.arange(values.shape[1], device=values.device).expand_as(order)
     changes = ordered[:, 1:] != ordered[:, :-1]
@@ -270,6 +301,14 @@ def ranks(values: Tensor) -> Tensor:
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:
-    """Rank correlation of each pair of rows, with mean ranks for ties; NaN where a row is constant."""
+    """Rank correlation of each pair of rows, with mean ranks for ties; NaN where a row is constant.
+
+    Args:
+        a: Values [B,n].
+        b: Values [B,n].
+
+    Returns:
+        Correlations [B].
+    """
     x, y = (r - r.mean(1, keepdim=True) for r in (ranks(a), ranks(b)))
     return (x * y).sum(1) / (x.square().sum(1) * y.square().sum(1)).sqrt()

@@ -49,7 +49,14 @@ class Deletion(OfCurve, Perturbation):
         return area(points, self.auc), points
 
     def curve(self, batch: Batch) -> Tensor:
-        """p(y) [B,steps+1]."""
+        """The curve whose area is the metric.
+
+        Args:
+            batch: The images and their explanations.
+
+        Returns:
+            The curve [B,steps+1].
+        """
         ranks = self.ranks(batch, batch.explanation)
         middle = self.deleting(batch, ranks, interior(self.steps, self.units(batch)))
         return as_curve([batch.confidence, *middle.unbind(1), self.baseline_probability(batch)])

@@ -60,14 +60,30 @@ class GridPointing:
         return masses.gather(1, cells[:, None].to(masses.device))[:, 0] / masses.sum(1)
 
     def cells(self, batch: Batch) -> Tensor:
-        """Each image's cell [B], in raster order."""
+        """The cell that each image is put into.
+
+        Args:
+            batch: The images and their explanations.
+
+        Returns:
+            Cells [B], in raster order.
+        """
         names = batch.ids or list(map(content, batch.images))
         drawn = [torch.randint(self.companions + 1, (), generator=generator(f"{name}/{self.seed}")) for name in names]
         return torch.stack(drawn).to(batch.images.device)
 
 
 def mosaics(images: Tensor, others: Tensor, cells: Tensor) -> Tensor:
-    """Grids [B,3,H,W] of each image in its cell [B], and its others [B,n,3,H,W], in order, in the cells left."""
+    """Each image in its cell, with other images in the cells left.
+
+    Args:
+        images: Normalised images [B,3,H,W].
+        others: The other images of each [B,n,3,H,W]; n + 1 is a square number.
+        cells: The cell of each image [B], in raster order.
+
+    Returns:
+        The grids, as images [B,3,H,W].
+    """
     count = others.shape[1] + 1
     side = round(count**0.5)
     height, width = images.shape[2:]
@@ -84,7 +100,15 @@ def mosaics(images: Tensor, others: Tensor, cells: Tensor) -> Tensor:
 
 
 def cell_of_pixel(size: tuple[int, int], side: int) -> Tensor:
-    """The cell that each pixel belongs to [H*W]."""
+    """The cell that each pixel belongs to [H*W].
+
+    Args:
+        size: Height and width in pixels.
+        side: Cells along each side.
+
+    Returns:
+        Cells [H*W], in raster order.
+    """
     edges = [torch.tensor([length * edge // side for edge in range(1, side)]) for length in size]
     row, column = (
         torch.bucketize(torch.arange(length), edge, right=True) for length, edge in zip(size, edges, strict=True)

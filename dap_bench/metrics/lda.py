@@ -24,19 +24,43 @@ from dap_bench.metrics.base import Batch, OfCurve, as_curve, check_options, spea
 
 
 def pearson(a: Tensor, b: Tensor) -> Tensor:
-    """Pearson's correlation of each pair of rows of [B,n]."""
+    """Pearson's correlation of each pair of rows.
+
+    Args:
+        a: Values [B,n].
+        b: Values [B,n].
+
+    Returns:
+        Correlations [B].
+    """
     return cosine_similarity(a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True), dim=1)
 
 
 def overlap(a: Tensor, b: Tensor, fraction: float = 0.10) -> Tensor:
-    """Intersection over union of the largest values of each pair of rows."""
+    """Intersection over union of the largest values of each pair of rows.
+
+    Args:
+        a: Values [B,n].
+        b: Values [B,n].
+        fraction: Of the values that count as the largest. Defaults to 0.1.
+
+    Returns:
+        The overlap in 0..1 [B].
+    """
     count = top_count(fraction, a.shape[1])
     tops = [torch.zeros_like(each).scatter(1, each.topk(count, dim=1).indices, 1) for each in (a, b)]
     return (tops[0] * tops[1]).sum(1) / torch.maximum(tops[0], tops[1]).sum(1)
 
 
 def raw_attention(batch: Batch) -> list[Tensor]:
-    """The attention to each patch in the row that the head reads, mean over heads, per layer [B,P]."""
+    """The attention to each patch in the row that the head reads, mean over heads.
+
+    Args:
+        batch: The images and their explanations.
+
+    Returns:
+        The attention of each block [B,P].
+    """
     vit, images = batch.reference
     trace = vit.trace(images)
     return [trace.layout.map_of(attention.mean(1)) for attention in trace.attention]
@@ -91,7 +115,11 @@ class DecisionAlignment(OfCurve):
         one_of("LDA's layers", self.layers, ("all", "all_but_last"))
 
     def prepare(self, batch: Batch) -> None:
-        """Ask the prior now, while its forward pass can be shared."""
+        """Ask the prior now, while its forward pass can be shared.
+
+        Args:
+            batch: The images.
+        """
         if self.reference == "prior_layers" or self.intermediate == "prior":
             batch.explained_by(self.prior, layers=True)
         if self.reference == "prior":
@@ -111,7 +139,17 @@ class DecisionAlignment(OfCurve):
         return curve.mean(1), curve
 
     def maps(self, batch: Batch) -> Tensor | None:
-        """M_l [B,L,P]."""
+        """The map of each layer.
+
+        Args:
+            batch: The images and their explanations.
+
+        Returns:
+            Maps [B,L,P], or None for a method without layer maps.
+
+        Raises:
+            UserError: If the prior should have layer maps and has none.
+        """
         if self.intermediate == "raw_attention":
             return torch.stack(raw_attention(batch), 1)
         if self.intermediate == "prior":
@@ -128,7 +166,18 @@ class DecisionAlignment(OfCurve):
         return layers
 
     def references(self, batch: Batch, depth: int) -> Sequence[Tensor]:
-        """M_ref of each layer [B,P]."""
+        """What the map of each layer is compared with.
+
+        Args:
+            batch: The images and their explanations.
+            depth: The number of layers.
+
+        Returns:
+            A map [B,P] for each layer.
+
+        Raises:
+            UserError: If the prior should have layer maps and has none.
+        """
         if self.reference == "prior_layers":
             return self._prior_layers(batch)[:, -depth:].unbind(1)  # of a method that begins later, its own layers
         if self.reference == "prior":

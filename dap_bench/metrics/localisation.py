@@ -50,7 +50,14 @@ class MassInside(_Localisation):
 
 
 def masks(batch: Batch) -> Tensor:
-    """1 inside the object, 0 outside [B,H*W]; a row of NaN where no object is known or it was cropped away."""
+    """Where the objects are.
+
+    Args:
+        batch: The images and their masks.
+
+    Returns:
+        1 inside the object, 0 outside [B,H*W]; NaN for an image where no object is known or it was cropped away.
+    """
     height, width = batch.vit.image_size
     known = [mask if mask is not None and mask.any() else None for mask in batch.masks]
     rows = [torch.full((height * width,), torch.nan) if mask is None else mask.flatten() for mask in known]

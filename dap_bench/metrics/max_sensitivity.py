@@ -56,7 +56,14 @@ class MaxSensitivity:
         return torch.stack(changes).amax(0).where(size > 0, torch.nan)
 
     def noise(self, batch: Batch) -> list[Tensor]:
-        """d_k [B,3,H,W] in the units of normalised images."""
+        """The noise that is added to the images.
+
+        Args:
+            batch: The images.
+
+        Returns:
+            `samples` draws [B,3,H,W], in the units of normalised images.
+        """
         names = batch.ids or list(map(content, batch.images))
         shape = (self.samples, *batch.images.shape[1:])
         draws = [torch.rand(shape, generator=generator(f"{name}/{self.seed}")) for name in names]

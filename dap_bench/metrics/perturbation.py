@@ -58,7 +58,15 @@ class Perturbation:
             raise UserError(f"blur needs an odd kernel and a positive sigma, not {self.kernel} and {self.sigma}.")
 
     def ranks(self, batch: Batch, explanation: Explanation) -> Tensor:
-        """Rank of every pixel's unit [B,H*W], 0 the most relevant."""
+        """Rank of every pixel, 0 the most relevant; pixels of a patch share its rank where `unit` is patch.
+
+        Args:
+            batch: The images.
+            explanation: What says how relevant they are.
+
+        Returns:
+            Ranks [B,H*W].
+        """
         key = (id(explanation), self.unit, self.upsample, self.ties, self.seed)
         if key not in batch.shared:
             order = order_of(batch.values(explanation, self.unit, self.upsample), self.ties, self.seed)
@@ -69,12 +77,26 @@ class Perturbation:
         return batch.shared[key]
 
     def units(self, batch: Batch) -> int:
-        """How many pixels or patches an image has."""
+        """How many pixels or patches an image has.
+
+        Args:
+            batch: The images.
+
+        Returns:
+            Their number.
+        """
         height, width = batch.vit.image_size
         return height * width if self.unit == "pixel" else batch.vit.patches
 
     def baseline_images(self, batch: Batch) -> Tensor:
-        """The baseline's images [B,3,H,W]."""
+        """What pixels are replaced by.
+
+        Args:
+            batch: The images.
+
+        Returns:
+            The baseline of each image [B,3,H,W].
+        """
         if self.baseline_key not in batch.shared:
             batch.shared[self.baseline_key] = self._baseline_images(batch)
         return batch.shared[self.baseline_key]
@@ -95,7 +117,14 @@ class Perturbation:
         return (self.baseline, self.kernel, self.sigma) if self.baseline == "blur" else (self.baseline,)
 
     def baseline_probability(self, batch: Batch) -> Tensor:
-        """p(y) of the baseline's images, once per image whoever asks."""
+        """p(y) of the baseline, computed once per image and sweep.
+
+        Args:
+            batch: The images.
+
+        Returns:
+            Probabilities of the predicted class [B].
+        """
 
         def compute() -> Tensor:
             images = self.baseline_images(batch)
@@ -104,18 +133,45 @@ class Perturbation:
         return batch.once(self.baseline_key, compute)
 
     def deleting(self, batch: Batch, ranks: Tensor, counts: Sequence[int]) -> Tensor:
-        """p(y) [B,counts] with the first pixels taken from the baseline."""
+        """p(y) while pixels are replaced by the baseline.
+
+        Args:
+            batch: The images.
+            ranks: The rank of every pixel [B,H*W]; low ranks are replaced first.
+            counts: How many units are replaced at each point.
+
+        Returns:
+            Probabilities of the predicted class [B,counts].
+        """
         baseline = self.baseline_images(batch)
         return curve(batch, ranks, counts, of=baseline, into=batch.images, key=("deleting", *self.baseline_key))
 
     def inserting(self, batch: Batch, ranks: Tensor, counts: Sequence[int]) -> Tensor:
-        """p(y) [B,counts] with the first pixels taken from the image, and the others from the baseline."""
+        """p(y) while pixels of the image are put into the baseline.
+
+        Args:
+            batch: The images.
+            ranks: The rank of every pixel [B,H*W]; low ranks are put in first.
+            counts: How many units are put in at each point.
+
+        Returns:
+            Probabilities of the predicted class [B,counts].
+        """
         baseline = self.baseline_images(batch)
         return curve(batch, ranks, counts, of=batch.images, into=baseline, key=("inserting", *self.baseline_key))
 
 
 def blur(images: Tensor, kernel: int, sigma: float) -> Tensor:
-    """Gaussian blur with reflected borders: torchvision's, but one axis after the other, which is far cheaper."""
+    """Gaussian blur with reflected borders: torchvision's, but one axis after the other, which is far cheaper.
+
+    Args:
+        images: Images [B,3,H,W].
+        kernel: Side of the kernel in pixels, an odd number.
+        sigma: Standard deviation in pixels.
+
+    Returns:
+        Blurred images [B,3,H,W].
+    """
     place = torch.arange(kernel, dtype=images.dtype, device=images.device) - (kernel - 1) / 2
     weights = (-0.5 * (place / sigma) ** 2).exp()
     weights = (weights / weights.sum()).repeat(3, 1, 1, 1)
@@ -125,7 +181,16 @@ def blur(images: Tensor, kernel: int, sigma: float) -> Tensor:
 
 
 def order_of(values: Tensor, ties: str, seed: int) -> Tensor:
-    """Indices of each row of [B,n] from the largest value to the smallest."""
+    """Indices of each row from the largest value to the smallest.
+
+    Args:
+        values: Values [B,n].
+        ties: Which of equal values comes first: in raster order (stable), or by lot (random).
+        seed: Of random ties.
+
+    Returns:
+        Indices [B,n].
+    """
     if ties == "stable":
         return values.sort(dim=1, descending=True, stable=True).indices
     # one shuffle for all images: a batch must not change its images' values
@@ -134,7 +199,14 @@ def order_of(values: Tensor, ties: str, seed: int) -> Tensor:
 
 
 def patch_of_pixel(batch: Batch) -> Tensor:
-    """The patch that each pixel belongs to [H*W]."""
+    """The patch that each pixel belongs to.
+
+    Args:
+        batch: The images.
+
+    Returns:
+        Patches [H*W], in raster order.
+    """
     (rows, columns), (height, width) = batch.vit.grid, batch.vit.image_size
     row, column = torch.arange(height) * rows // height, torch.arange(width) * columns // width
     return (row[:, None] * columns + column[None, :]).flatten().to(batch.images.device)
@@ -143,9 +215,18 @@ def patch_of_pixel(batch: Batch) -> Tensor:
 def curve(
     batch: Batch, ranks: Tensor, counts: Sequence[int], of: Tensor, into: Tensor, key: tuple[object, ...] = ()
 ) -> Tensor:
-    """p(y) [B,counts] when the pixels of rank below each count are taken from `of` and the others from `into`.
+    """p(y) when pixels are taken from one image and the others from another.
 
-    A `key` says what these are: the same curve is then computed once in a sweep.
+    Args:
+        batch: The images.
+        ranks: The rank of every pixel [B,H*W].
+        counts: For each point of the curve, the rank below which pixels are taken from `of`.
+        of: Images [B,3,H,W].
+        into: Images [B,3,H,W].
+        key: What tells this perturbation from others: the same curve is then computed once in a sweep. Defaults to ().
+
+    Returns:
+        Probabilities of the predicted class [B,counts].
     """
     known: dict[object, list[float]] = batch.known.setdefault("curves", {})
     names = list(zip(batch.ids, _marks(ranks), strict=True)) if key and batch.ids else []
@@ -175,7 +256,17 @@ def _marks(ranks: Tensor) -> list[tuple[int, ...]]:
 
 
 def probabilities(batch: Batch, build: Callable[[Tensor], Tensor], total: int, per_image: int = 1) -> Tensor:
-    """p(y) [total] of the images that `build` makes for job numbers; job j belongs to image j // per_image."""
+    """p(y) of perturbed images.
+
+    Args:
+        batch: The images that they are made from.
+        build: Makes images [n,3,H,W] for numbers of jobs [n].
+        total: The number of jobs.
+        per_image: Jobs of each image: job j belongs to image j // per_image. Defaults to 1.
+
+    Returns:
+        Probabilities of the predicted class [total].
+    """
 
     def read(scores: Tensor, image: Tensor) -> Tensor:
         p = double_of(scores).softmax(1)
@@ -192,7 +283,20 @@ def scored(
     read: Callable[[Tensor, Tensor], Tensor],
     per_image: int = 1,
 ) -> Tensor:
-    """Numbers [total] that `read` takes from the logits of the images that `build` makes, and the images' places."""
+    """A number for each perturbed image, read from its logits.
+
+    Where memory runs out, fewer images are scored at a time.
+
+    Args:
+        batch: The images that they are made from.
+        build: Makes images [n,3,H,W] for numbers of jobs [n].
+        total: The number of jobs.
+        read: From logits [n,C] and positions in the batch [n] to numbers [n].
+        per_image: Jobs of each image: job j belongs to image j // per_image. Defaults to 1.
+
+    Returns:
+        The numbers [total].
+    """
     jobs = torch.arange(total, device=batch.images.device)
     found, done = [], 0
     while done < total:
@@ -212,10 +316,26 @@ def scored(
 
 
 def area(curves: Tensor, rule: str) -> Tensor:
-    """Area under each row of [B,points] on [0,1]: the trapezoid rule, or the mean of the points."""
+    """Area under curves on [0,1].
+
+    Args:
+        curves: Curves [B,points], evenly spaced.
+        rule: The trapezoid rule (trapezoid), or the mean of the points (mean).
+
+    Returns:
+        Areas [B].
+    """
     return torch.trapezoid(curves, dx=1 / (curves.shape[1] - 1), dim=1) if rule == "trapezoid" else curves.mean(1)
 
 
 def interior(steps: int, total: int) -> list[int]:
-    """How many of `total` units are taken at the points strictly between the two ends of a curve."""
+    """How many units are taken at the points strictly between the two ends of a curve.
+
+    Args:
+        steps: Intervals of the curve.
+        total: The number of all units.
+
+    Returns:
+        A number for each of the steps - 1 points.
+    """
     return [round(step * total / steps) for step in range(1, steps)]

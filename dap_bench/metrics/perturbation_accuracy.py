@@ -77,7 +77,15 @@ class PositivePerturbation(Perturbation, OfCurve):
         return area(found, "trapezoid"), found
 
     def explanation(self, batch: Batch, labels: Tensor) -> Explanation:
-        """The explanation of the predicted classes, or of the true ones [B] if these are asked for."""
+        """The explanation that is tested: of the predicted classes, or of the true ones.
+
+        Args:
+            batch: The images and their explanations.
+            labels: The true class of each image [B].
+
+        Returns:
+            The explanation.
+        """
         if self.explained == "predicted":
             return batch.explanation
         if OF_LABELS not in batch.references:
@@ -85,7 +93,15 @@ class PositivePerturbation(Perturbation, OfCurve):
         return batch.references[OF_LABELS]
 
     def ordered(self, batch: Batch, explanation: Explanation) -> Tensor:
-        """Rank of every pixel's unit [B,H*W], 0 the first to be removed."""
+        """Rank of every pixel, 0 the first to be removed.
+
+        Args:
+            batch: The images.
+            explanation: What says how relevant they are.
+
+        Returns:
+            Ranks [B,H*W].
+        """
         return self.ranks(batch, explanation)
 
 

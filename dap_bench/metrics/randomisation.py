@@ -63,7 +63,17 @@ class Randomisation(OfCurve):
         return curve.mean(1), curve
 
     def models(self, vit: ViT) -> Iterator[ViT]:
-        """The model with ever more of it randomised, from the head down: copies of their own."""
+        """The model with ever more of it randomised, from the head down.
+
+        Args:
+            vit: The model; it is not changed.
+
+        Yields:
+            A copy, which is changed further at the next step.
+
+        Raises:
+            UserError: If there are fewer depths than asked for.
+        """
         twin, total = copied(vit), vit.depth + 2
         if self.depths is not None and self.depths > total:
             raise UserError(f"depths={self.depths} is too many: the model has {total} depths.")
@@ -77,7 +87,14 @@ class Randomisation(OfCurve):
 
 
 def parts(vit: ViT) -> list[dict[str, Tensor]]:
-    """All weights by name: the head's, those of each block from the last to the first, the embeddings'."""
+    """All weights by name: the head's, those of each block from the last to the first, the embeddings'.
+
+    Args:
+        vit: The model.
+
+    Returns:
+        The weights of each part by name, from the head to the embeddings.
+    """
     found: list[dict[str, Tensor]] = [{} for _ in range(vit.depth + 2)]
     for name, weight in vit.model.named_parameters():
         block = re.match(r"blocks\.(\d+)\.", name)
@@ -88,6 +105,11 @@ def parts(vit: ViT) -> list[dict[str, Tensor]]:
 
 @torch.no_grad()
 def shuffle(weight: Tensor, random: torch.Generator) -> None:
-    """Put the numbers of a weight in another order, in place."""
+    """Put the numbers of a weight in another order, in place.
+
+    Args:
+        weight: The weight.
+        random: The generator that draws the order.
+    """
     order = torch.randperm(weight.numel(), generator=random).to(weight.device)
     weight.copy_(weight.flatten()[order].view_as(weight))

@@ -72,7 +72,16 @@ class RemoveAndDebias(OfCurve):
         return curve.mean(1), curve
 
     def removing(self, batch: Batch, ranks: Tensor, counts: Sequence[int]) -> Tensor:
-        """p(y) [B,counts] with the pixels of rank below each count imputed."""
+        """p(y) while pixels are removed by imputation.
+
+        Args:
+            batch: The images.
+            ranks: The rank of every pixel [B,H*W]; low ranks are removed first.
+            counts: How many units are removed at each point.
+
+        Returns:
+            Probabilities of the predicted class [B,counts].
+        """
         images, noise = batch.images, self.noises(batch)
         places = ranks.unflatten(1, batch.vit.image_size)
 
@@ -87,7 +96,14 @@ class RemoveAndDebias(OfCurve):
         return probabilities(batch, build, total, len(counts)).unflatten(0, (len(images), len(counts)))
 
     def noises(self, batch: Batch) -> Tensor:
-        """Noise for every pixel of every image [B,3,H,W]."""
+        """The noise that is added to imputed pixels.
+
+        Args:
+            batch: The images.
+
+        Returns:
+            Noise for every pixel [B,3,H,W].
+        """
         names = batch.ids or list(map(content, batch.images))
         shape = batch.images.shape[1:]
         draws = [torch.randn(shape, generator=generator(f"{name}/{self.seed}")) for name in names]
@@ -95,7 +111,15 @@ class RemoveAndDebias(OfCurve):
 
 
 def impute(images: Tensor, removed: Tensor) -> Tensor:
-    """Images [B,3,H,W] with each removed pixel [B,H,W] the weighted mean of its neighbours, all at once."""
+    """Replace each removed pixel by the weighted mean of its neighbours, all at once.
+
+    Args:
+        images: Images [B,3,H,W].
+        removed: Which pixels are removed [B,H,W] bool.
+
+    Returns:
+        Images [B,3,H,W].
+    """
     pictures, holes = images.double().cpu().numpy(), removed.cpu().numpy()
     filled = [_impute(picture, hole) for picture, hole in zip(pictures, holes, strict=True)]
     return torch.from_numpy(np.stack(filled)).to(images)

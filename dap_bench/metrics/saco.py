@@ -70,7 +70,15 @@ class SalienceCoefficient(Perturbation):
 
 
 def coefficient(salience: Tensor, effect: Tensor) -> Tensor:
-    """SaCo of groups [B,K] that come in descending order of salience."""
+    """SaCo of groups in descending order of salience.
+
+    Args:
+        salience: Mean salience of each group [B,K].
+        effect: What p(y) loses without each group [B,K].
+
+    Returns:
+        SaCo [B].
+    """
     first, second = torch.triu_indices(salience.shape[1], salience.shape[1], 1).to(salience.device)
     difference = salience[:, first] - salience[:, second]
     agrees = effect[:, first] >= effect[:, second]

@@ -50,7 +50,15 @@ def main(
 
 
 def drawn(folder: Path, summary: pd.DataFrame) -> dict[str, Path]:
-    """Pictures of single images that are in a folder of figures, by their titles in words."""
+    """Pictures of single images that are in a folder of figures, by their titles in words.
+
+    Args:
+        folder: The folder with figures.
+        summary: The table from `summarize`, which says what models and samplings there are.
+
+    Returns:
+        The PNGs by title.
+    """
     found = {}
     for model, sampler in summary[["model", "sampler"]].drop_duplicates().to_numpy():
         for kind, words in KINDS.items():

@@ -25,9 +25,17 @@ Map = tuple[np.ndarray, bool]  # [rows, columns], and whether it is smoothed whe
 
 
 def browse(cells: list[CellRows], images: int, pictures: int, device: str, again: str) -> dict[str, Any]:
-    """The images of one model and sampling: `images` of them, evenly spread, `pictures` of those with pictures.
+    """What the page shows of the images of one model and sampling.
 
-    `again` is the command that adds pictures, for what the page says where there are none.
+    Args:
+        cells: The cells of that model and sampling, one per method.
+        images: How many images can be browsed, evenly spread.
+        pictures: How many of them come with photo and maps.
+        device: The device to explain them on: auto, cpu, cuda, cuda:N or mps.
+        again: The command that adds pictures, for what the page says where there are none.
+
+    Returns:
+        Methods, metrics, class names, the samples with their values, and notes on what is missing.
     """
     tables = {cell.names["method"]: _lines(cell) for cell in cells}
     known = sorted({name for table in tables.values() for name, line in table.items() if line["status"] == "ok"})
@@ -49,12 +57,28 @@ def browse(cells: list[CellRows], images: int, pictures: int, device: str, again
 
 
 def note(text: str, command: str = "") -> dict[str, str]:
-    """Something that the page says is missing, and what adds it."""
+    """Something that the page says is missing, and what adds it.
+
+    Args:
+        text: What is missing.
+        command: The command that adds it. Defaults to "".
+
+    Returns:
+        Both, by these names.
+    """
     return {"text": text, "command": command}
 
 
 def spread(names: Sequence[str], count: int) -> list[str]:
-    """So many of the names, at even distances."""
+    """Some of the names, at even distances.
+
+    Args:
+        names: The names.
+        count: How many; all if there are fewer.
+
+    Returns:
+        The names chosen, in their order.
+    """
     places = np.linspace(0, len(names) - 1, min(count, len(names))).round().astype(int)
     return [names[place] for place in places]
 

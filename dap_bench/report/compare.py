@@ -22,7 +22,17 @@ IMAGES = 800  # that they are means of
 
 
 def published(folder: str | Path = PAPER) -> pd.DataFrame:
-    """The paper's tables: one line per table, model, method, sampler and metric."""
+    """The paper's tables.
+
+    Args:
+        folder: The folder with a CSV per table. Defaults to `PAPER`, the numbers that come with the package.
+
+    Returns:
+        One line per table, model, method, sampler and metric, with the number in `published`.
+
+    Raises:
+        UserError: If the folder holds no CSV.
+    """
     files = sorted(Path(folder).glob("*.csv"))
     if not files:
         raise UserError(f"{folder} holds no published numbers; it should have table1.csv and the others.")
@@ -42,8 +52,20 @@ def compare(summary: pd.DataFrame, paper: pd.DataFrame, one_set: bool = False) -
 
     The paper's images are another random draw, of 800, so the difference of two means varies by sqrt(1 + n/800) times
     what ours does; 0.0005 is the rounding of print. An asterisk marks a verdict on a cell that is not whole, a dagger
-    one on rows of another version. With `one_set` our rows, of one set of images, stand beside both of the paper's
-    draws. `spread` is what the means of two draws of 800 of our images differ by in 95 of 100 cases: h sqrt(2n / 800).
+    one on rows of another version.
+
+    Args:
+        summary: The table from `summarize`.
+        paper: The table from `published`.
+        one_set: Put our rows, of one set of images, beside both of the paper's draws. Defaults to False.
+
+    Returns:
+        The lines of `paper`, with our `mean`, its interval (`low`, `high`), `n`, `difference`, `verdict` and the
+        `command` that computes the cell. `spread` is what the means of two draws of 800 of our images differ by in 95
+        of 100 cases: h sqrt(2n / 800).
+
+    Raises:
+        UserError: If a model was run on two data sources, or `one_set` is asked for rows of several samplings.
     """
     ours = summary[summary["model"].isin(set(paper["model"]))]
     one_source(ours)
@@ -70,7 +92,14 @@ def compare(summary: pd.DataFrame, paper: pd.DataFrame, one_set: bool = False) -
 
 
 def missing_cell_command(line: pd.Series) -> str:
-    """What computes a cell of the paper."""
+    """What computes a cell of the paper.
+
+    Args:
+        line: A line with `model`, `method` and `sampler`.
+
+    Returns:
+        The command.
+    """
     return f"python -m dap_bench model={line['model']} method={line['method']} sampler={line['sampler']}"
 
 
@@ -99,8 +128,16 @@ def _commands(found: pd.DataFrame, ours: pd.DataFrame) -> list[str]:
 
 
 def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
-    """Per model, sampling and metric: Kendall's tau between our order of the methods and theirs, how many agree, the
-    mean difference and the mean absolute one (MAD), and the mean spread between two draws."""
+    """How well our numbers and the published ones agree, per model, sampling and metric.
+
+    Args:
+        compared: The table from `compare`.
+
+    Returns:
+        For each of them with at least 3 methods: Kendall's `tau` between our order of the methods and theirs, how many
+        numbers `agree`, the mean `difference`, the mean absolute one (`mad`), the mean `spread` between two draws, and
+        the number of `methods`.
+    """
     both = compared.drop_duplicates(KEY).dropna(subset=["mean", "published"])
     lines = []
     for key, group in both.groupby(["model", "sampler", "metric"]):
@@ -115,14 +152,28 @@ def rank_agreement(compared: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_verdicts(compared: pd.DataFrame) -> str:
-    """How many published numbers agree, differ and are not measured, in words."""
+    """How many published numbers agree, differ and are not measured, in words.
+
+    Args:
+        compared: The table from `compare`.
+
+    Returns:
+        A sentence.
+    """
     counts = compared.drop_duplicates(KEY)["verdict"].str.rstrip("*†").value_counts()
     words = {"agrees": "agree", "differs": "differ", "not measured": "are not measured"}
     return "Of the published numbers " + ", ".join(f"{counts.get(key, 0)} {word}" for key, word in words.items()) + "."
 
 
 def markdown(compared: pd.DataFrame) -> str:
-    """All of it, readable as it is."""
+    """The comparison as a page in Markdown.
+
+    Args:
+        compared: The table from `compare`.
+
+    Returns:
+        The page: every number, the agreement per metric, and the commands that compute what is missing.
+    """
     header = ["table", "model", "sampling", "method", "metric"]
     header += ["paper", "ours", "95 % interval", "images", "difference", "verdict"]
     rows = []
@@ -154,9 +205,15 @@ def markdown(compared: pd.DataFrame) -> str:
 
 
 def latex(compared: pd.DataFrame) -> str:
-    """Every number that is measured as a long table, the order of the methods as another; what is missing as comments.
+    """The comparison as LaTeX: every number that is measured as a long table, the order of the methods as another.
 
     Needs longtable and booktabs.
+
+    Args:
+        compared: The table from `compare`.
+
+    Returns:
+        The text, with the commands that compute what is missing as comments.
     """
     printed = compared.drop_duplicates(KEY).dropna(subset=["published"])
     rows = []
@@ -189,7 +246,14 @@ def _long(shape: str, head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def missing_commands(compared: pd.DataFrame) -> list[str]:
-    """What would fill the cells that are not measured."""
+    """The commands that compute the cells that are not measured.
+
+    Args:
+        compared: The table from `compare`.
+
+    Returns:
+        The commands, each once.
+    """
     return sorted(set(compared.loc[compared["verdict"] == "not measured", "command"]))
 
 

@@ -41,7 +41,15 @@ FONT: Any = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": Fals
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """As PDF and PNG, without a date in it, so that the same rows give the same bytes."""
+    """Write a figure as PDF and PNG, without a date in it, so that the same rows give the same bytes.
+
+    Args:
+        figure: The figure.
+        path: The files to write, without suffix.
+
+    Returns:
+        The files written.
+    """
     kinds: dict[str, Any] = {
         "pdf": {"metadata": {"CreationDate": None}},
         "png": {"metadata": {"Software": None}, "dpi": 200},
@@ -54,7 +62,16 @@ def save(figure: Figure, path: Path) -> list[Path]:
 
 
 def style(names: Sequence[str], name: str, reference: str = REFERENCE) -> dict[str, Any]:
-    """The same colour and line for a method in every figure of the same methods; the reference is thick and red."""
+    """The same colour and line for a method in every figure of the same methods; the reference is thick and red.
+
+    Args:
+        names: The methods of the figure, in order.
+        name: The method.
+        reference: The method to stand out. Defaults to "dap".
+
+    Returns:
+        Options of matplotlib's `plot`.
+    """
     if name == reference:
         return {"color": COLOURS[1], "linestyle": "-", "linewidth": 2.2, "zorder": 5}
     others = [each for each in names if each != reference]
@@ -71,7 +88,16 @@ def style(names: Sequence[str], name: str, reference: str = REFERENCE) -> dict[s
 
 
 def curves(cells: list[CellRows], path: Path, reference: str = REFERENCE) -> list[Path]:
-    """Deletion, insertion, cumulative saliency mass and alignment by layer of one model's methods, with 95 % bands."""
+    """Deletion, insertion, cumulative saliency mass and alignment by layer of one model's methods, with 95 % bands.
+
+    Args:
+        cells: The cells of one model and sampling.
+        path: The files to write, without suffix.
+        reference: The method to stand out. Defaults to "dap".
+
+    Returns:
+        The files written; none if the rows have no curves.
+    """
     names = ordered({cell.names["method"] for cell in cells})
     shown = {cell.names["method"]: label(cell.names["method"]) + cell.mark for cell in cells}
     drawn = panels(cells)
@@ -109,7 +135,15 @@ def curves(cells: list[CellRows], path: Path, reference: str = REFERENCE) -> lis
 
 
 def panels(cells: list[CellRows]) -> list[dict[str, Any]]:
-    """The curves that rows have: a title, what is across and up, x, and each method's mean with its band."""
+    """The curves that rows have.
+
+    Args:
+        cells: The cells of one model and sampling.
+
+    Returns:
+        For each kind of curve its `title`, the axes (`across`, `up`), `x` [points], and in `bands` each method's mean
+        with its band [3,points].
+    """
     found = []
     for column, title, across, up in CURVES:
         kept = {cell.names["method"]: _column(cell, column) for cell in cells}
@@ -123,7 +157,14 @@ def panels(cells: list[CellRows]) -> list[dict[str, Any]]:
 
 
 def band(values: np.ndarray) -> np.ndarray:
-    """[3, points] of [images, points]: means, and the bounds of their 95 % bootstrap intervals."""
+    """Mean curve and its 95 % bootstrap interval.
+
+    Args:
+        values: The curves [images,points]; NaN is left out.
+
+    Returns:
+        Mean, lower and upper bound [3,points].
+    """
     known = ~np.isnan(values)
     filled, draws = np.where(known, values, 0.0), _draws(len(values))
     with np.errstate(invalid="ignore"):
@@ -150,7 +191,15 @@ def _column(cell: CellRows, name: str) -> np.ndarray | None:
 
 
 def ranks(cells: list[CellRows], path: Path) -> list[Path]:
-    """Mean rank of the methods over images, per metric, with Nemenyi's critical difference (5 %)."""
+    """Mean rank of the methods over images, per metric, with Nemenyi's critical difference (5 %).
+
+    Args:
+        cells: The cells of one model and sampling.
+        path: The files to write, without suffix.
+
+    Returns:
+        The files written; none if there is nothing to rank.
+    """
     metrics = ordered({metric for cell in cells for metric in cell.info["metrics"]})
     names = ordered({cell.names["method"] for cell in cells})
     drawn = [(metric, *found) for metric in metrics if (found := mean_ranks(cells, metric)) is not None]
@@ -179,9 +228,17 @@ def ranks(cells: list[CellRows], path: Path) -> list[Path]:
 
 
 def mean_ranks(cells: list[CellRows], metric: str) -> tuple[pd.Series, float, int] | None:
-    """Mean rank of each method on the images that all of them have, the critical difference, and how many images.
+    """Mean rank of each method, on the images that all of them have.
 
     Two methods whose mean ranks differ by more than the critical difference differ at the 5 % level (Nemenyi).
+
+    Args:
+        cells: The cells of one model and sampling.
+        metric: The metric.
+
+    Returns:
+        Mean ranks by method (1 is best), the critical difference, and the number of images; None for fewer than two
+        methods or images.
     """
     having = [cell for cell in cells if metric in cell.info["metrics"]]
     columns = {cell.names["method"]: cell.values(metric) for cell in having}
@@ -199,10 +256,17 @@ def mean_ranks(cells: list[CellRows], metric: str) -> tuple[pd.Series, float, in
 
 
 def matrix(table: pd.DataFrame, path: Path) -> list[Path]:
-    """A line per method, a column per metric of one block of `summarize`: the mean, on a colour for its rank.
+    """A line per method, a column per metric: the mean, on a colour for its rank.
 
     Dark is the best of the methods, controls not counted. Grey and in italics is what these images cannot tell from a
     random map.
+
+    Args:
+        table: The lines of one model and sampling from `summarize`.
+        path: The files to write, without suffix.
+
+    Returns:
+        The files written.
     """
     table = table[table["mean"].notna()]
     methods = ordered(set(table["method"]))
@@ -251,7 +315,13 @@ def matrix(table: pd.DataFrame, path: Path) -> list[Path]:
 def beside_the_paper(block: pd.DataFrame, compared: pd.DataFrame, path: Path) -> list[Path]:
     """A panel per metric: our means with their intervals, the published numbers, and what the controls have.
 
-    `block` is that of one model and sampling in `summarize`, `compared` what `compare` puts beside it.
+    Args:
+        block: The lines of one model and sampling from `summarize`.
+        compared: Their comparison, from `compare`.
+        path: The files to write, without suffix.
+
+    Returns:
+        The files written; none if no published number is measured.
     """
     ours, theirs = block[block["mean"].notna()], compared.dropna(subset=["mean", "published"])
     if theirs.empty:
@@ -295,7 +365,17 @@ def _tight() -> ConstrainedLayoutEngine:
 
 
 def layer_maps(photo: np.ndarray, maps: dict[str, np.ndarray], title: str, path: Path) -> list[Path]:
-    """One photo; a row per method, a column per layer: heatmaps [L,H,W] in 0..1."""
+    """One photo with the maps of every layer: a row per method, a column per layer.
+
+    Args:
+        photo: The photo [H,W,3] in 0..1.
+        maps: Heatmaps [L,H,W] in 0..1 by method.
+        title: The title of the figure.
+        path: The files to write, without suffix.
+
+    Returns:
+        The files written.
+    """
     depth = max(len(heatmaps) for heatmaps in maps.values())
     with rc_context(FONT):
         figure = Figure(figsize=(0.62 * (depth + 1) + 0.4, 0.68 * len(maps) + 0.5), layout=_tight())
@@ -312,7 +392,15 @@ def layer_maps(photo: np.ndarray, maps: dict[str, np.ndarray], title: str, path:
 
 
 def cases(rows: list[tuple[str, np.ndarray, dict[str, np.ndarray]]], path: Path) -> list[Path]:
-    """A row per image: (title, photo, heatmap of each method)."""
+    """Photos with the maps of several methods: a row per image.
+
+    Args:
+        rows: For each image its title, the photo [H,W,3] in 0..1, and heatmaps [H,W] in 0..1 by method.
+        path: The files to write, without suffix.
+
+    Returns:
+        The files written.
+    """
     names = list(rows[0][2])
     with rc_context(FONT):
         figure = Figure(figsize=(0.95 * (len(names) + 1) + 0.6, 1.0 * len(rows) + 0.3), layout=_tight())
@@ -328,7 +416,16 @@ def cases(rows: list[tuple[str, np.ndarray, dict[str, np.ndarray]]], path: Path)
 
 
 def best_and_worst(cell: CellRows, metric: str = "tcc", count: int = 3) -> tuple[list[str], list[str]]:
-    """The rule by which cases are picked: the images at the top and the bottom of a metric, ties by name."""
+    """The images with the best and the worst values of a metric, ties by name.
+
+    Args:
+        cell: The cell.
+        metric: The metric. Defaults to "tcc".
+        count: How many of each. Defaults to 3.
+
+    Returns:
+        Ids of the best images, the best first, and of the worst, the worst first.
+    """
     values = cell.values(metric).dropna()
     table = pd.DataFrame({"value": values, "name": values.index}).sort_values(["value", "name"])
     low_is_good = cell.info["metrics"][metric] == "lower"

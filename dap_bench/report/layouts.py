@@ -35,7 +35,17 @@ class Layout:
 
     @classmethod
     def read(cls, file: Path) -> "Layout":
-        """A table from its YAML."""
+        """A table from its YAML.
+
+        Args:
+            file: The YAML.
+
+        Returns:
+            The table.
+
+        Raises:
+            UserError: If the file describes no table.
+        """
         said = _load(file)
         unknown = set(said) - set(cls.__dataclass_fields__)
         if unknown or "metrics" not in said:
@@ -53,7 +63,14 @@ def tables() -> dict[str, Layout]:
 
 
 def paper(name: str) -> Layout:
-    """A table of the paper."""
+    """A table of the paper.
+
+    Args:
+        name: Its name in conf/report, such as "table1".
+
+    Returns:
+        The table.
+    """
     return tables()[name]
 
 
@@ -63,7 +80,14 @@ def paper_methods() -> tuple[str, ...]:
 
 
 def label(name: str) -> str:
-    """What a thing is called in tables and figures."""
+    """What a thing is called in tables and figures.
+
+    Args:
+        name: The name of a method, metric, model or sampler.
+
+    Returns:
+        Its `_label_`, or the name itself.
+    """
     return _described().get(name, {}).get("_label_", name)
 
 
@@ -78,17 +102,39 @@ def titles() -> dict[str, str]:
 
 
 def group(name: str) -> str:
-    """What kind of method it is: attention, gradient, ablation, control ..."""
+    """What kind of method it is: attention, gradient, ablation, control ...
+
+    Args:
+        name: The method's name.
+
+    Returns:
+        Its `_group_`, or "".
+    """
     return str(_described().get(name, {}).get("_group_", ""))
 
 
 def is_ours(method: str) -> bool:
-    """Whether the project itself has such a method."""
+    """Whether the project itself has such a method.
+
+    Args:
+        method: The method's name.
+
+    Returns:
+        True if it is in conf/method.
+    """
     return (CONF / "method" / f"{method}.yaml").is_file()
 
 
 def ordered(found: Iterable[str], listed: Iterable[str] = ()) -> list[str]:
-    """The names of `found`: the listed ones in their order, then the described ones in theirs, then the others."""
+    """Names in the order of tables and figures.
+
+    Args:
+        found: The names.
+        listed: Names that come first, in this order. Defaults to ().
+
+    Returns:
+        The names of `found`, each once: the listed ones, then the described ones by `_order_`, then the others.
+    """
     first = {name: at for at, name in enumerate(dict.fromkeys(listed))}
     described = _described()
 

@@ -43,7 +43,22 @@ def write_page(
     pictures: dict[str, Path],
     options: Options,
 ) -> Path:
-    """Write the page; `pictures` are files to show, by their titles."""
+    """Write the page.
+
+    Args:
+        path: The file to write.
+        cells: The cells with their rows, from `load_rows`.
+        summary: The table from `summarize`.
+        compared: The table from `compare`; None leaves the comparison out.
+        pictures: PNGs to show, by title.
+        options: How much is shown.
+
+    Returns:
+        The file written.
+
+    Raises:
+        UserError: If it cannot be written.
+    """
     counts = summary.groupby([*GROUP, "method"])["n"].first()
     downloads, missing = _downloads(summary, compared)
     content = {

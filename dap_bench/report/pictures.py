@@ -15,7 +15,13 @@ OPACITY = 0.65
 
 
 def overlay(axes: Axes, photo: np.ndarray, heatmap: np.ndarray | None = None) -> None:
-    """A photo [H,W,3] in 0..1, under a heatmap [H,W] in 0..1 if one is given."""
+    """Draw a photo, under a heatmap if one is given.
+
+    Args:
+        axes: Where to draw.
+        photo: The photo [H,W,3] in 0..1.
+        heatmap: The heatmap [H,W] in 0..1. Defaults to None.
+    """
     if heatmap is None:
         axes.imshow(photo)
     else:
@@ -28,7 +34,14 @@ def overlay(axes: Axes, photo: np.ndarray, heatmap: np.ndarray | None = None) ->
 def grid(
     photo: np.ndarray, rows: Sequence[tuple[str, Sequence[np.ndarray]]], columns: Sequence[str], path: Path
 ) -> None:
-    """Write a PNG: the photo, and a row of heatmaps for each (title, heatmaps), one for each named column."""
+    """Write a PNG with a photo and rows of heatmaps.
+
+    Args:
+        photo: The photo [H,W,3] in 0..1.
+        rows: For each row its title and its heatmaps [H,W] in 0..1.
+        columns: The titles of the columns of heatmaps.
+        path: The file to write.
+    """
     layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     figure = Figure(figsize=(1.15 * (1 + len(columns)) + 0.3, 1.2 * len(rows) + 0.25), layout=layout, dpi=140)
     axes = figure.subplots(len(rows), 1 + len(columns), squeeze=False)

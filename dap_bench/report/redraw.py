@@ -26,7 +26,17 @@ LARGEST = 10**6  # pictures of a source that is drawn again for a report
 
 
 def sample_set(cell: CellRows) -> SampleSet:
-    """The images of a cell: from this machine's cache, or else drawn again from a source that is on it."""
+    """The images of a cell: from this machine's cache, or else drawn again from a source that is on it.
+
+    Args:
+        cell: The cell.
+
+    Returns:
+        The sample set.
+
+    Raises:
+        UserError: If the images are not on this machine, or not the same.
+    """
     cache = config.compose().cache_dir
     digest = cell.info["identity"].get("samples")
     found = load(Path(cache).expanduser(), digest)
@@ -79,7 +89,14 @@ def assets() -> Path | None:
 
 
 def weights(tag: str) -> str | None:
-    """A file of a model's weights in the assets folder, where there is one."""
+    """A file of a model's weights in the assets folder, where there is one.
+
+    Args:
+        tag: timm's tag of the model.
+
+    Returns:
+        The file, or None.
+    """
     folder = assets()
     file = folder / "weights" / f"{tag}.safetensors" if folder else None
     return str(file) if file is not None and file.is_file() else None
@@ -114,7 +131,15 @@ class Redraw:
 
     @classmethod
     def of(cls, cells: Sequence[CellRows], device: str = "auto") -> "Redraw | None":
-        """None where the images or the weights are not on this machine."""
+        """Make a Redraw where that is possible.
+
+        Args:
+            cells: The cells of one model and sampling.
+            device: auto, cpu, cuda, cuda:N or mps. Defaults to "auto".
+
+        Returns:
+            The Redraw, or None where the images or the weights are not on this machine.
+        """
         try:
             return cls(cells, device)
         except UserError as error:
@@ -122,7 +147,14 @@ class Redraw:
             return None
 
     def explainer(self, method: str) -> Any:
-        """As its cell had it, or as conf/method has it where there is no cell; None where it cannot be made."""
+        """The explainer of a method: as its cell had it, or as conf/method has it where there is no cell.
+
+        Args:
+            method: The method's name.
+
+        Returns:
+            The explainer, or None where it cannot be made; `left_out` then says why.
+        """
         try:
             if method not in self.cells:
                 return config.load_method(method)
@@ -137,13 +169,31 @@ class Redraw:
         self.left_out.setdefault(method, why)
 
     def title(self, name: str) -> str:
-        """An image's predicted class, and its TCC where rows have one."""
+        """An image's predicted class, and its TCC where rows have one.
+
+        Args:
+            name: The image's id.
+
+        Returns:
+            The title.
+        """
         row = self.rows.loc[name]
         predicted = self.vit.class_name(int(row["predicted"]))
         return f"{predicted}\nTCC {row['tcc']:.2f}" if pd.notna(row.get("tcc")) else predicted
 
     def layers(self, name: str, methods: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The photo, and the heatmaps [L,H,W] as far as each layer of every method that has them."""
+        """The maps of an image by layer.
+
+        Args:
+            name: The image's id.
+            methods: The methods.
+
+        Returns:
+            The photo [H,W,3] in 0..1, and the heatmaps as far as each layer [L,H,W] of every method that has them.
+
+        Raises:
+            UserError: If these rows have not measured the image.
+        """
         image, classes = self._input(name)
         found = {}
         for method, explain in self._explainers(methods):
@@ -153,15 +203,35 @@ class Redraw:
         return self._photo(image), found
 
     def heatmaps(self, name: str, methods: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The photo, and each method's heatmap [H,W]."""
+        """The heatmaps of an image.
+
+        Args:
+            name: The image's id.
+            methods: The methods.
+
+        Returns:
+            The photo [H,W,3] in 0..1, and the heatmap [H,W] of every method that could be made again.
+
+        Raises:
+            UserError: If these rows have not measured the image.
+        """
         image, classes = self._input(name)
         found = {m: self._explain(m, explain, image, classes, name) for m, explain in self._explainers(methods)}
         return self._photo(image), {m: self._heatmaps(out)[0] for m, out in found.items() if out is not None}
 
     def maps(self, name: str, methods: Sequence[str]) -> dict[str, list[tuple[np.ndarray, bool]]]:
-        """Each method's maps of the predicted class and of the runner-up, as far as there is one.
+        """The maps of an image, of the predicted class and of the runner-up as far as there is one.
 
-        A map is [rows, columns]; with it comes whether it is smoothed when it is enlarged.
+        Args:
+            name: The image's id.
+            methods: The methods.
+
+        Returns:
+            For every method that could be made again its maps [rows,columns], each with whether it is smoothed when it
+            is enlarged.
+
+        Raises:
+            UserError: If these rows have not measured the image.
         """
         image, classes = self._input(name)
         second = self.rows.loc[name].get("alternative")
@@ -179,7 +249,14 @@ class Redraw:
         }
 
     def photo(self, name: str) -> Image.Image:
-        """The picture as it was measured, whole."""
+        """The picture as it was measured, whole.
+
+        Args:
+            name: The image's id.
+
+        Returns:
+            The picture.
+        """
         data, _ = self.samples.read([self.samples.ids.index(name)])[0]
         return decode(data)
 

@@ -43,7 +43,14 @@ class Progress:
 
 
 def progress(results: str | Path = "results/runs") -> list[Progress]:
-    """Every cell below a folder that has rows, of whatever settings."""
+    """How far every cell below a folder is, of whatever settings.
+
+    Args:
+        results: The results folder. Defaults to "results/runs".
+
+    Returns:
+        The progress of each cell that can be read.
+    """
     found = []
     for cell in store.cells(Path(results)):
         try:
@@ -71,7 +78,16 @@ def _changed(cell: store.Cell) -> float:
 
 
 def missing_shards(results: Path, info: dict[str, object], having: set[str]) -> list[str]:
-    """Which of the shards that a cell was divided into are not whole, by its list of samples."""
+    """Which of the shards that a cell was divided into are not complete.
+
+    Args:
+        results: The results folder, which holds the lists of samples.
+        info: The cell's cell.json.
+        having: Ids of the samples that have rows.
+
+    Returns:
+        The shards, such as "2/4"; none where the cell was not divided or its list of samples is not there.
+    """
     config, identity = info.get("config"), info.get("identity")
     if not isinstance(config, dict) or not isinstance(identity, dict):
         return []
@@ -88,7 +104,15 @@ def missing_shards(results: Path, info: dict[str, object], having: set[str]) -> 
 
 
 def grid(cells: list[Progress], wanted: set[tuple[str, str, str]]) -> str:
-    """A table per sampling, methods down and models across, then what is left; `wanted` are model, sampler, method."""
+    """A table per sampling, methods down and models across, then what is left to do.
+
+    Args:
+        cells: The progress of each cell.
+        wanted: Cells that should be there: model, sampler and method.
+
+    Returns:
+        The text.
+    """
     states: dict[tuple[str, str, str], list[Progress]] = {}
     for cell in cells:
         states.setdefault((cell.names["model"], cell.names["sampler"], cell.names["method"]), []).append(cell)

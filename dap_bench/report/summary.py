@@ -18,15 +18,26 @@ SEED = 0  # of the bootstrap: the same rows give the same interval, always
 
 
 def summarize(results: str | Path = "results/runs", data: str = "", reference: str = REFERENCE) -> pd.DataFrame:
-    """One line per cell and metric, of all cells below a folder or of those of one data source.
+    """One line per cell and metric: the mean with its interval, and how the method compares with the reference.
 
-    `mean` with its 95 % bootstrap interval (`low`, `high`). `n` images were measured, of which `nan` have no value for
-    the metric; `failed` images could not be measured and `missing` are not computed yet; `fallback` counts images for
-    which the explainer fell back to another rule; `version` is the dap_bench that made the rows. `p` is the paired
-    Wilcoxon test of the reference (DAP, or another method) against the method, corrected after Holm over the methods of
-    the same model, sampling and metric; `effect` the rank-biserial correlation of the pairs, positive where the
-    reference is better. `resolution` is the smallest difference from the reference that so many images can tell
-    (paired, 5 %, in 80 % of experiments), and `like_random` whether that from the control `random` is within it.
+    Args:
+        results: A folder with rows, or several: A,B. Defaults to "results/runs".
+        data: The data source; "" takes all. Defaults to "".
+        reference: The method that the others are tested against. Defaults to "dap".
+
+    Returns:
+        A table with the columns `data`, `sampler`, `model`, `method`, `metric` and `better` (higher or lower). `mean`
+        has a 95 % bootstrap interval (`low`, `high`). `n` images were measured, of which `nan` have no value for the
+        metric; `failed` images could not be measured and `missing` are not computed yet; `fallback` counts images for
+        which the explainer fell back to another rule; `version` is the dap_bench that made the rows, `command` what
+        computes them, and `fingerprint` their identity. `p` is the paired Wilcoxon test of the reference against the
+        method, corrected after Holm over the methods of the same model, sampling and metric; `effect` is the
+        rank-biserial correlation of the `pairs`, positive where the reference is better. `resolution` is the smallest
+        difference from the reference that so many images can tell (paired, 5 %, in 80 % of experiments), and
+        `like_random` says whether the difference from the control `random` is within its resolution.
+
+    Raises:
+        UserError: If there are no rows, or cells of one model and sampling differ in images, model or metrics.
     """
     cells = load_rows(results, data, columns=["fallback"])
     require_like(cells)
@@ -61,7 +72,14 @@ def _lines(cell: CellRows) -> Iterator[dict[str, Any]]:
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % bootstrap interval of the mean."""
+    """The 95 % bootstrap interval of the mean.
+
+    Args:
+        values: The values of all images.
+
+    Returns:
+        Both bounds; NaN for fewer than two values.
+    """
     if len(values) < 2:
         return np.nan, np.nan
     if np.ptp(values) == 0:
@@ -107,12 +125,26 @@ def _against_chance(cells: list[CellRows]) -> pd.DataFrame:
 
 
 def resolution(differences: pd.Series) -> float:
-    """The smallest mean of paired differences that as many images tell from zero, at 5 %, in 80 % of experiments."""
+    """The smallest mean of paired differences that as many images tell from zero, at 5 %, in 80 % of experiments.
+
+    Args:
+        differences: The difference of each image.
+
+    Returns:
+        That mean, or NaN for fewer than two images.
+    """
     return POWER * float(differences.std()) / sqrt(len(differences)) if len(differences) > 1 else np.nan
 
 
 def paired(gain: pd.Series) -> dict[str, float]:
-    """Two-sided Wilcoxon test of paired gains, and their rank-biserial correlation; zeros are left out, as usual."""
+    """Two-sided Wilcoxon test of paired gains; gains of zero are left out, as usual.
+
+    Args:
+        gain: The gain of each image.
+
+    Returns:
+        `p`, the rank-biserial correlation `effect`, and the number of `pairs`.
+    """
     changed = gain[gain != 0].to_numpy()
     if len(changed) == 0:
         return {"p": 1.0 if len(gain) else np.nan, "effect": 0.0 if len(gain) else np.nan, "pairs": len(gain)}
@@ -122,7 +154,14 @@ def paired(gain: pd.Series) -> dict[str, float]:
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Holm's step-down correction; NaN stays NaN and does not count."""
+    """Holm's step-down correction; NaN stays NaN and does not count.
+
+    Args:
+        p_values: The p-values of one family of tests.
+
+    Returns:
+        The corrected p-values, in the same order.
+    """
     p = np.array(p_values, dtype=float)
     corrected = np.full(len(p), np.nan)
     order = [at for at in np.argsort(p, kind="stable") if not np.isnan(p[at])]

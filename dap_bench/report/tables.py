@@ -30,9 +30,22 @@ FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 def write_tables(
     summary: pd.DataFrame, folder: Path, ci: bool = False, controls: bool = False, booktabs: bool = False
 ) -> list[Path]:
-    """The tables that conf/report describes, as far as there are rows for them; each may be \\input.
+    """Write the tables that conf/report describes, as far as there are rows for them; each may be \\input.
 
-    A table of an earlier time that has no rows any more is removed. `controls` adds what knows nothing, or all.
+    A table of an earlier time that has no rows any more is removed.
+
+    Args:
+        summary: The table from `summarize`.
+        folder: The folder to write to.
+        ci: Add half of the 95 % interval to each mean. Defaults to False.
+        controls: Add the controls, such as random maps. Defaults to False.
+        booktabs: Use the rules of booktabs. Defaults to False.
+
+    Returns:
+        The files written.
+
+    Raises:
+        UserError: If a table would mix two data sources, or a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -49,7 +62,21 @@ def write_tables(
 def latex(
     summary: pd.DataFrame, layout: Layout, ci: bool = False, controls: bool = False, booktabs: bool = False
 ) -> str | None:
-    """One table, or None where there is no row for it."""
+    """One table as LaTeX.
+
+    Args:
+        summary: The table from `summarize`.
+        layout: What the table shows.
+        ci: Add half of the 95 % interval to each mean. Defaults to False.
+        controls: Add the controls, such as random maps. Defaults to False.
+        booktabs: Use the rules of booktabs. Defaults to False.
+
+    Returns:
+        The text, or None where there are no rows for it.
+
+    Raises:
+        UserError: If the table would mix two data sources.
+    """
     part = summary[
         summary["method"].isin(_methods(summary, layout, controls))
         & summary["sampler"].isin(layout.samplers)
@@ -117,7 +144,14 @@ def _methods(summary: pd.DataFrame, layout: Layout, controls: bool) -> set[str]:
 
 
 def one_source(part: pd.DataFrame) -> None:
-    """Rows of two data sources in one block of a table are named, not mixed."""
+    """Refuse to mix two data sources in one block of a table.
+
+    Args:
+        part: Lines from `summarize`.
+
+    Raises:
+        UserError: If a model and sampling has rows of two data sources.
+    """
     sources = part.groupby(["model", "sampler"])["data"].unique()
     for key, names in sources.items():
         if len(names) > 1:
@@ -142,12 +176,28 @@ def _column(block: pd.DataFrame, sampler: str, metric: str, methods: list[str], 
 
 
 def older(table: pd.DataFrame) -> pd.Series:
-    """Which lines rest on rows that another version of dap_bench made."""
+    """Which lines rest on rows that another version of dap_bench made.
+
+    Args:
+        table: A table with the column `version`.
+
+    Returns:
+        True for such lines.
+    """
     return table["version"].notna() & (table["version"] != __version__)
 
 
 def mark_best(values: pd.Series, better: str, counts: pd.Series | None = None) -> pd.Series:
-    """Values as text, the best in bold and the second underlined, of those that count."""
+    """Values as text, the best in bold and the second underlined.
+
+    Args:
+        values: The values.
+        better: higher or lower.
+        counts: Which values count; None lets all count. Defaults to None.
+
+    Returns:
+        The texts.
+    """
     ranked = values if counts is None else values.where(counts)
     order = ranked.rank(method="dense", ascending=better == "lower")
     text = values.map(number)
@@ -180,10 +230,25 @@ def _notes(part: pd.DataFrame, ci: bool) -> str:
 
 
 def number(value: float, form: str = ".3f") -> str:
-    """A number in TeX, with a minus sign and not a hyphen; a dash for what does not exist."""
+    """A number in TeX, with a minus sign and not a hyphen.
+
+    Args:
+        value: The number.
+        form: Its format. Defaults to ".3f".
+
+    Returns:
+        The text; a dash for NaN.
+    """
     return "--" if pd.isna(value) else format(value, form).replace("-", "$-$").replace("+", "$+$")
 
 
 def escape(text: str) -> str:
-    """A text with what LaTeX would read as commands escaped."""
+    """A text with what LaTeX would read as commands escaped.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The text for LaTeX.
+    """
     return text.translate(ESCAPES)

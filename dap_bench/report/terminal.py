@@ -11,7 +11,15 @@ ARROWS = {"higher": "↑", "lower": "↓"}
 
 
 def aligned(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
-    """The lines of a table; `right` puts all but the first column to the right."""
+    """The lines of a table.
+
+    Args:
+        rows: The rows, the heads first.
+        right: Align all but the first column to the right. Defaults to False.
+
+    Returns:
+        A line for each row.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = ["<", *[">" if right else "<"] * (len(widths) - 1)]
     forms = [f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)]
@@ -22,6 +30,12 @@ def means(summary: pd.DataFrame) -> str:
     """A block per data source, sampling and model: methods down and metrics across, in the paper's order.
 
     Each value is a mean with half its 95 % interval; metrics that do not fit beside the others come below.
+
+    Args:
+        summary: The table from `summarize`.
+
+    Returns:
+        The text.
     """
     blocks = []
     for sampler in ordered(set(summary["sampler"])):

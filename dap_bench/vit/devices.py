@@ -40,6 +40,13 @@ def choose_device(device: str) -> torch.device:
 
 
 def double_of(numbers: Numbers) -> Numbers:
-    """A tensor or a model in double precision: on its own device, or on the CPU where that has none (mps)."""
+    """A tensor or a model in double precision: on its own device, or on the CPU where that has none (mps).
+
+    Args:
+        numbers: The tensor or model.
+
+    Returns:
+        The same in double precision; a model itself is changed.
+    """
     device = numbers.device if isinstance(numbers, Tensor) else next(numbers.parameters()).device
     return (numbers.cpu() if device.type == "mps" else numbers).double()

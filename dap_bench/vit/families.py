@@ -26,7 +26,14 @@ ELSEWHERE = {
 
 
 def refusal(model: Any) -> str | None:
-    """Why `model` cannot be explained, or None where it can."""
+    """Why a model cannot be explained.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The reason, or None where it can.
+    """
     if type(model).__module__.startswith("transformers."):
         tag = ELSEWHERE.get(getattr(model.config, "model_type", ""), ELSEWHERE["vit"])
         return f"it is a model of Hugging Face transformers; use timm's weights of the same kind, such as {tag}"
@@ -59,7 +66,14 @@ def _block_refusal(block: Any) -> str | None:
 
 
 def positions(model: Any) -> list[dict[str, Tensor]]:
-    """What the model gives each block beside its tokens: rotary positions or a bias that blocks share."""
+    """What the model gives each block beside its tokens: rotary positions or a bias that blocks share.
+
+    Args:
+        model: The timm model.
+
+    Returns:
+        For each block its further arguments by name.
+    """
     depth = len(model.blocks)
     if getattr(model, "rope", None) is not None:
         shape = {"shape": model.patch_embed.grid_size} if model.dynamic_img_size else {}
@@ -73,7 +87,14 @@ def positions(model: Any) -> list[dict[str, Tensor]]:
 
 
 def in_double(model: Any) -> Any:
-    """The model itself, now in double precision."""
+    """The model itself, now in double precision.
+
+    Args:
+        model: The timm model.
+
+    Returns:
+        The same model, on the CPU where its device has no double precision.
+    """
     model = double_of(model)
     rope: Any = getattr(model, "rope", None)
     if getattr(rope, "t_x", None) is not None:  # timm mixes these with frequencies in single precision, always
@@ -82,7 +103,16 @@ def in_double(model: Any) -> Any:
 
 
 def qkv(attention: Any, normed: Tensor, rope: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B,H,N,D/H] as they meet: after their norms, rotated where positions are rotary."""
+    """Queries, keys and values as they meet: after their norms, rotated where positions are rotary.
+
+    Args:
+        attention: The attention of a timm block.
+        normed: What enters it [B,N,D].
+        rope: Rotary positions, if the block has them. Defaults to None.
+
+    Returns:
+        Three tensors [B,H,N,D/H].
+    """
     if attention.qkv is not None:
         joint = attention.qkv(normed)
         if getattr(attention, "q_bias", None) is not None:
@@ -108,7 +138,15 @@ def _rotated(attention: Any, each: Tensor, rope: Tensor) -> Tensor:
 
 
 def bias(attention: Any, given: dict[str, Tensor]) -> Tensor | None:
-    """What is added to attention before softmax for where tokens are to each other [1,H,N,N], or None."""
+    """What is added to attention before softmax for where tokens are to each other.
+
+    Args:
+        attention: The attention of a timm block.
+        given: What the model gives the block beside its tokens, from `positions`.
+
+    Returns:
+        The bias [1,H,N,N], or None where there is none.
+    """
     own = None
     if getattr(attention, "relative_position_bias_table", None) is not None:
         own = attention._get_rel_pos_bias()
@@ -119,12 +157,27 @@ def bias(attention: Any, given: dict[str, Tensor]) -> Tensor | None:
 
 
 def norms_after(block: Any) -> bool:
-    """Do the block's norms come after its branches? Such blocks of timm have no layer scale, not even an empty one."""
+    """Do the block's norms come after its branches? Such blocks of timm have no layer scale, not even an empty one.
+
+    Args:
+        block: A timm block.
+
+    Returns:
+        True if they do.
+    """
     return not hasattr(block, "ls1") and not hasattr(block, "gamma_1")
 
 
 def scaled(block: Any, branch: int) -> Callable[[Tensor], Tensor]:
-    """The layer scale of a branch (1: attention, 2: MLP) by either of its names, or the norm that comes after it."""
+    """The layer scale of a branch (1: attention, 2: MLP) by either of its names, or the norm that comes after it.
+
+    Args:
+        block: A timm block.
+        branch: 1 for attention, 2 for the MLP.
+
+    Returns:
+        The function that is applied to what leaves the branch.
+    """
     if norms_after(block):
         return getattr(block, f"norm{branch}")
     if hasattr(block, f"ls{branch}"):
@@ -134,7 +187,17 @@ def scaled(block: Any, branch: int) -> Callable[[Tensor], Tensor]:
 
 
 def after_attention(block: Any, tokens: Tensor, normed: Tensor, mixed: Tensor) -> Tensor:
-    """What leaves a block for `tokens` [B,R,D] that attention gave the values `mixed` [B,H,R,D/H]."""
+    """What leaves a block, given what its attention mixed.
+
+    Args:
+        block: A timm block.
+        tokens: What enters the block [B,R,D].
+        normed: What enters its attention, of the same tokens [B,R,D].
+        mixed: The values that attention gave them [B,H,R,D/H].
+
+    Returns:
+        Tokens [B,R,D].
+    """
     attention = block.attn
     merged = mixed.transpose(1, 2).flatten(2)
     merged = attention.norm(merged) if hasattr(attention, "norm") else merged

@@ -9,10 +9,17 @@ import torch
 
 @contextmanager
 def frozen_evaluation(model: Any, fused: bool, tf32: bool = False) -> Iterator[list[Any]]:
-    """The model in evaluation mode, without gradients of its weights, with attention fused or not; then as it was.
+    """The model in evaluation mode, without gradients of its weights; afterwards as it was.
 
-    Hooks whose handles are appended to the list that is given are gone afterwards. CUDA's convolutions would use TF32
-    by default; here it is used where it was asked for and nowhere else.
+    CUDA's convolutions would use TF32 by default; here it is used where it was asked for and nowhere else.
+
+    Args:
+        model: The timm model.
+        fused: Use fused attention, which is faster but shows no attention weights.
+        tf32: Use TF32 on CUDA. Defaults to False.
+
+    Yields:
+        A list; hooks whose handles are appended to it are removed afterwards.
     """
     every: Any = torch.backends
     backends = (every.cuda.matmul, every.cudnn.conv)

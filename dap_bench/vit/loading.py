@@ -60,7 +60,18 @@ def load(
 
 
 def blueprint(tag: str, **kwargs: Any) -> nn.Module:
-    """The model without any weights: made in a moment, whatever its size."""
+    """The model without any weights: made in a moment, whatever its size.
+
+    Args:
+        tag: timm's name of a model.
+        **kwargs: For timm.create_model, such as `img_size`.
+
+    Returns:
+        The model, on the device "meta" where it can be made there.
+
+    Raises:
+        UserError: If timm cannot make it.
+    """
     try:
         with torch.device("meta"):
             return timm.create_model(tag, pretrained=False, **kwargs)

@@ -89,7 +89,14 @@ class ViT:
         return list(self._class_names) if self._class_names is not None else None
 
     def class_name(self, label: int) -> str:
-        """A class in words, or `class N` where its name is not known."""
+        """A class in words, or `class N` where its name is not known.
+
+        Args:
+            label: The class's number.
+
+        Returns:
+            The name.
+        """
         return self.class_names[label] if self.class_names is not None else f"class {label}"
 
     @property
@@ -338,7 +345,14 @@ class ViT:
 
 
 def name_of(model: Any) -> str:
-    """The name that timm gave a model's architecture, or that of its class."""
+    """The name that timm gave a model's architecture, or that of its class.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The name.
+    """
     config = getattr(model, "pretrained_cfg", None) or {}
     return config.get("architecture") or type(model).__name__
 

@@ -59,7 +59,16 @@ def _compiled_forward(vit: "ViT", images: Tensor) -> Tensor:
 
 
 def shortcut_is_exact(vit: "ViT") -> bool:
-    """Does the head read the first tokens alone, and is the last block timm's own, so that we know all it does?"""
+    """Whether of the last block only the first tokens need be computed, which is faster.
+
+    That is so if the head reads them alone, and the block is timm's own, so that we know all it does.
+
+    Args:
+        vit: The model.
+
+    Returns:
+        True if so.
+    """
     last: Any = vit.blocks[-1]
     own = type(last) is Block and type(last.attn) is Attention and getattr(last.attn, "gate", None) is None
     return own and vit.layout.leading > 0 and type(vit.model) in (VisionTransformer, VisionTransformerDistilled)

@@ -52,23 +52,60 @@ class Layout:
         return LEADING.get(self.head, 0)
 
     def patches_of(self, values: Tensor, dim: int = -1) -> Tensor:
-        """The patches' part of something that every token has along `dim`. They are the last tokens."""
+        """The patches' part of something that every token has. They are the last tokens.
+
+        Args:
+            values: Values [...,N,...].
+            dim: The dimension of the tokens. Defaults to -1.
+
+        Returns:
+            Values [...,P,...]: a view.
+        """
         return values.narrow(dim, values.shape[dim] - self.patches, self.patches)
 
     def with_prefix(self, values: Tensor, fill: float) -> Tensor:
-        """Values of patches [B,P] -> of all tokens [B,N], `fill` for every prefix token."""
+        """Extend values of patches to all tokens.
+
+        Args:
+            values: Values of patches [B,P].
+            fill: The value of every prefix token.
+
+        Returns:
+            Values of all tokens [B,N].
+        """
         return pad(values, (self.prefix, 0), value=fill)
 
     def needed(self, tokens: Tensor) -> Tensor:
-        """Of tokens [...,N,D] those without which the head cannot be computed."""
+        """The tokens without which the head cannot be computed.
+
+        Args:
+            tokens: All tokens [...,N,D].
+
+        Returns:
+            Those that are needed [...,R,D]: a view.
+        """
         return tokens[..., : self.leading, :] if self.leading else tokens
 
     def rows_of(self, matrix: Tensor) -> Tensor:
-        """The rows [...,R,M] of a matrix [...,N,M] over tokens that the head reads: a view."""
+        """The rows of a matrix over tokens that the head reads.
+
+        Args:
+            matrix: A matrix [...,N,M].
+
+        Returns:
+            The rows [...,R,M]: a view.
+        """
         return self.needed(matrix) if self.head != PATCHES else self.patches_of(matrix, -2)
 
     def mean_of(self, rows: Tensor) -> Tensor:
-        """Rows [B,...,R,M] as one [B,...,1,M], weighed as the head does."""
+        """The mean of the rows that the head reads, weighted as the head does.
+
+        Args:
+            rows: The rows [B,...,R,M], from `rows_of`.
+
+        Returns:
+            Their mean [B,...,1,M].
+        """
         if self.head != POOL:
             return rows.mean(-2, keepdim=True)
         assert self.weights is not None, "the pool's attention depends on the image: take the layout from a trace"
@@ -76,29 +113,71 @@ class Layout:
         return self.weights.view(len(rows), *between, 1, -1).to(rows) @ rows
 
     def row_of(self, matrix: Tensor) -> Tensor:
-        """The one row [...,1,M] that the head reads of a matrix [...,N,M] over tokens."""
+        """The one row that the head reads of a matrix over tokens.
+
+        Args:
+            matrix: A matrix [B,...,N,M].
+
+        Returns:
+            The row [B,...,1,M].
+        """
         return self.mean_of(self.rows_of(matrix))
 
     def map_of(self, matrix: Tensor) -> Tensor:
-        """That row over patches: [...,N,N] -> [...,P]."""
+        """The row that the head reads, over patches.
+
+        Args:
+            matrix: A matrix [B,...,N,N].
+
+        Returns:
+            The map [B,...,P].
+        """
         return self.patches_of(self.row_of(matrix).squeeze(-2))
 
     def own(self, matrix: Tensor) -> Tensor:
-        """Where the tokens that the head reads alone look at themselves [B,leading]: a view of [B,N,N]."""
+        """The attention to themselves of the tokens that are all the head reads.
+
+        Args:
+            matrix: Attention [B,N,N].
+
+        Returns:
+            Its entries [B,leading]: a view.
+        """
         return matrix.diagonal(dim1=-2, dim2=-1)[..., : self.leading]
 
     def split(self, row: Tensor) -> tuple[Tensor, Tensor]:
-        """A row [B,N] as what the head's own tokens have of it, and what all others have."""
+        """Split a row into the head's own tokens and all others.
+
+        Args:
+            row: A row [B,N].
+
+        Returns:
+            The parts [B,leading] and [B,N-leading].
+        """
         return row[:, : self.leading], row[:, self.leading :]
 
 
 def layout_of(model: Any) -> Layout:
-    """The layout of a model that `families.refusal` accepts."""
+    """The layout of a model that `families.refusal` accepts.
+
+    Args:
+        model: The timm model.
+
+    Returns:
+        Its layout.
+    """
     return Layout(model.num_prefix_tokens, model.patch_embed.num_patches, head_of(model) or "")
 
 
 def head_of(model: Any) -> str | None:
-    """How the model's head reads its tokens, or None where that is no row of them, such as a maximum."""
+    """How the model's head reads its tokens.
+
+    Args:
+        model: The timm model.
+
+    Returns:
+        A head of the module's table, or None where it reads no row of tokens, such as a maximum.
+    """
     pool = getattr(model, "attn_pool", None)
     if pool is not None:
         return POOL if getattr(pool, "latent_len", 0) == 1 and pool.pos_embed is None else None
@@ -112,12 +191,30 @@ def head_of(model: Any) -> str | None:
 
 
 def read(model: Any, layout: Layout, tokens: Tensor) -> Tensor:
-    """Logits [B,C] that the model's head reads from tokens [B,N,D] as they leave a block."""
+    """Logits that the model's head reads from tokens.
+
+    Args:
+        model: The timm model.
+        layout: Its layout.
+        tokens: Tokens [B,N,D] as they leave a block, or those that the head needs.
+
+    Returns:
+        Logits [B,C].
+    """
     return model.forward_head(model.norm(layout.needed(tokens)))
 
 
 def read_one(model: Any, layout: Layout, token: Tensor) -> Tensor:
-    """Logits [B,C] that the head would read if there were one token [B,D] only."""
+    """Logits that the head would read if there were one token only.
+
+    Args:
+        model: The timm model.
+        layout: Its layout.
+        token: The token [B,D] as it leaves a block.
+
+    Returns:
+        Logits [B,C].
+    """
     normed = model.norm(token)
     if layout.head == BOTH:
         return model.forward_head(normed[:, None].expand(-1, 2, -1))
@@ -128,7 +225,16 @@ def read_one(model: Any, layout: Layout, token: Tensor) -> Tensor:
 
 @torch.no_grad()
 def for_images(model: Any, layout: Layout, tokens: Tensor) -> Layout:
-    """The layout with what depends on the image: a pool's attention to each of the tokens [B,N,D] of the last block."""
+    """The layout with what depends on the image: an attention pool's weights.
+
+    Args:
+        model: The timm model.
+        layout: Its layout.
+        tokens: Tokens [B,N,D] as they leave the last block.
+
+    Returns:
+        The layout, with `weights` [B,N] where the head is a pool.
+    """
     if layout.head != POOL:
         return layout
     pool, normed = model.attn_pool, model.norm(tokens)

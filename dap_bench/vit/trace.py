@@ -197,7 +197,16 @@ def _beginning(wanted: frozenset[str], start: int) -> tuple[int, int]:
 
 
 def check_block(block: object, ours: Tensor, its: Tensor) -> None:
-    """Raise unless a block put together from its parts gives what the block itself gave."""
+    """Raise unless a block put together from its parts gives what the block itself gave.
+
+    Args:
+        block: The block.
+        ours: What its parts gave.
+        its: What it gave itself, in the same shape.
+
+    Raises:
+        UserError: If the two differ.
+    """
     if not torch.allclose(ours, its, rtol=1e-3, atol=1e-3 * its.abs().max().item()):
         raise UserError(f"{type(block).__name__} does more than its known parts: this method does not cover it.")
 

@@ -36,7 +36,7 @@ def page_of(folder, **options):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Three methods with kept maps on three toy images, and two on four of the embedded model, two with pictures."""
+    """Three methods with kept maps on three toy images, and two on four of the bundled model, two with pictures."""
     place = tmp_path_factory.mktemp("page")
     rows = place / "rows"
     for method, values in METHODS.items():

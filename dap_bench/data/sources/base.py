@@ -36,17 +36,43 @@ class Source(Protocol):
         """The class of every image, by position."""
 
     def fetch(self, positions: Sequence[int]) -> Iterator[Record]:
-        """The images at these positions, in their order."""
+        """The images at these positions, in their order.
+
+        Args:
+            positions: Positions of the images, in increasing order.
+
+        Yields:
+            The images.
+
+        Raises:
+            UserError: If one cannot be read.
+        """
 
 
 def version(file: Path) -> list[int]:
-    """What changes when a file's content does: a program can set back mtime, but not ctime."""
+    """What changes when a file's content does: a program can set back mtime, but not ctime.
+
+    Args:
+        file: The file.
+
+    Returns:
+        Its size, its times of change and its inode.
+    """
     found = file.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
-    """A picture as the bytes of a file."""
+    """A picture as the bytes of a file.
+
+    Args:
+        image: The picture.
+        kind: The format, as Pillow names it: "PNG".
+        **options: Options of Pillow's encoder.
+
+    Returns:
+        The file's content.
+    """
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()

@@ -168,11 +168,27 @@ class Kept:
         self.folder = folder
 
     def entry(self, file: str, name: str) -> Path:
-        """The file of a piece."""
+        """The file of a piece.
+
+        Args:
+            file: The address of the file on the Hub.
+            name: The piece's name: labels, or the number of a row.
+
+        Returns:
+            Its path in the cache.
+        """
         return self.folder / f"{sha256(file.encode()).hexdigest()[:20]}-{name}"
 
     def get(self, file: str, name: str) -> list[dict[str, Any]] | None:
-        """The rows of a piece, or None where it is not there or not what was put there."""
+        """The rows of a piece.
+
+        Args:
+            file: The address of the file on the Hub.
+            name: The piece's name: labels, or the number of a row.
+
+        Returns:
+            The rows, or None where the piece is not there or not what was put there.
+        """
         try:
             content = self.entry(file, name).read_bytes()
         except OSError:
@@ -181,7 +197,16 @@ class Kept:
         return pq.read_table(pa.BufferReader(data)).to_pylist() if digest == _digest(file, name, data) else None
 
     def put(self, file: str, name: str, rows: list[dict[str, Any]]) -> None:
-        """Write the rows of a piece, whole or not at all."""
+        """Write the rows of a piece, whole or not at all.
+
+        Args:
+            file: The address of the file on the Hub.
+            name: The piece's name: labels, or the number of a row.
+            rows: The rows.
+
+        Raises:
+            UserError: If the cache cannot be written.
+        """
         buffer = io.BytesIO()
         pq.write_table(pa.Table.from_pylist(rows), buffer)
         with files.replacing(self.entry(file, name)) as draft:

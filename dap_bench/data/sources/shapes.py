@@ -1,4 +1,4 @@
-"""The embedded source: pictures that the project draws itself."""
+"""The bundled source: pictures that the project draws itself."""
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
