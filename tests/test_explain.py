@@ -41,7 +41,7 @@ def test_without_the_hub_it_goes_on_with_the_embedded_model_and_says_so(tmp_path
     ("arguments", "words"),
     [
         (["image=/does/not/exist.jpg"], "cannot be read"),
-        (["out=/dev/null/x.png"], "/dev/null cannot be written .*; choose another folder"),
+        (["out=/dev/null/x.png"], "/dev/null cannot be written"),
         (["imag=x.jpg"], "imag=x.jpg is not an option; use image=, model=, method=, out=, device= or --help."),
         (["method=nope"], "there is no method=nope"),
         (["model=no_such_vit"], "timm has no model"),

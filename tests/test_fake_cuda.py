@@ -388,6 +388,7 @@ def test_a_whole_run(tmp_path, monkeypatch):
         there = run(tmp_path / "cuda", tmp_path / "cache", *few, "device=auto")
         runner.SWEEP.forget()
     assert device.waits["to cpu", "evaluation.py:_metric"] == 2 * 5  # of two batches: values, and one curve
+    assert not [place for kind, place in device.waits if place == "runner.py:_sent"]  # pinned, so nobody waits for it
     found = [{row["sample_id"]: row for row in cell.rows()} for cell in (here, there)]
     assert len(found[1]) == 4
     for name in found[0]:

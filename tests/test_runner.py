@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import torch
 from cells import FAST, NAMES, close, run, values
 
 from dap_bench import UserError, config, runner, store
+from dap_bench.evaluation import Evaluation
 
 
 @pytest.fixture
@@ -398,3 +400,30 @@ def test_the_progress_line_has_as_many_means_as_fit(columns, shown):
     assert len(line) == columns
     assert line.startswith("vit_t ar balanced | ")
     assert line.endswith(f"| 0/800 [00:00<?, ?img/s{shown}]")
+
+
+def test_the_next_batch_is_loaded_and_the_last_one_written_beside_the_model(tmp_path, monkeypatch):
+    """The first batch is not measured before the second is being loaded, and rows are written by another thread."""
+    second, writers = threading.Event(), []
+    load, measure, write = runner._Work._load, Evaluation.__call__, store.Cell.write
+
+    def loading(work, batch):
+        if batch[0] > 0:
+            second.set()
+        return load(work, batch)
+
+    def measuring(evaluation, *arguments):
+        assert second.wait(60)
+        return measure(evaluation, *arguments)
+
+    def writing(cell, *arguments):
+        writers.append(threading.current_thread())
+        return write(cell, *arguments)
+
+    monkeypatch.setattr(runner._Work, "_load", loading)
+    monkeypatch.setattr(Evaluation, "__call__", measuring)
+    monkeypatch.setattr(store.Cell, "write", writing)
+    cell = run(tmp_path / "rows", tmp_path / "cache", "sampler.n=4", "batch_size=2", "metric=[afs]")
+    assert [row["status"] for row in cell.rows()] == ["ok"] * 4
+    assert len(writers) == 2
+    assert threading.main_thread() not in writers
