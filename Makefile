@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 GRADIO := brotli fastapi gradio_client groovy hf-gradio httpx orjson pydub python-multipart pytz safehttpx \
 	semantic-version tomlkit typer uvicorn
 
-.PHONY: help install tools demo tables compare figures report status app benchmark test test-slow test-oracles test-cluster lint format clean
+.PHONY: help install tools demo tables compare figures report status app benchmark test test-slow test-oracles test-app test-cluster gradio lint format clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -45,9 +45,11 @@ status: $(INSTALLED) ## which of the paper's cells are done, and what is left
 report: $(INSTALLED) ## one HTML page with all of it
 	$(RUN) -m dap_bench.report $(ARGS)
 
-app: $(INSTALLED) ## maps of a photo in a browser, by gradio, which this installs
+gradio: $(INSTALLED)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(GRADIO)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gradio # it allows no Pillow 13
+
+app: gradio ## maps of a photo in a browser, by gradio, which this installs
 	$(RUN) -m dap_bench.app $(ARGS)
 
 benchmark: $(INSTALLED) ## ratios of speed, also against other programs (results/benchmark.md)
@@ -64,6 +66,9 @@ test-oracles: $(INSTALLED) ## compare with captum, grad-cam, zennit, lxt and qua
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[oracles]'
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps lxt # its rules need torch alone
 	$(RUN) -m pytest -q -m oracle tests/oracles
+
+test-app: gradio ## the app in a browser, with gradio, which this installs
+	$(RUN) -m pytest -q -rs tests/test_app.py
 
 test-cluster: $(INSTALLED) ## sweeps on Slurm, where there is one, and on Ray, which this installs
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[slurm,ray]'

@@ -328,7 +328,7 @@ def instantiate_method(node: DictConfig) -> "Explainer":
         )
     prior = getattr(explain, "keywords", {}).get("prior", explain)
     if not callable(prior):
-        raise UserError(f"the prior is an explainer, not {prior!r}; choose it with a slash: method/prior={prior}.")
+        raise UserError(f"the prior is a method, not {prior!r}; choose it with a slash: method/prior={prior}.")
     return explain
 
 

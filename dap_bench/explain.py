@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @command(others=r"(method|model)\.\w+=.*")
 def main(
-    *others: Annotated[str, "method.KEY=VALUE, an option of the chosen explainers; model.KEY=VALUE"],
+    *others: Annotated[str, "method.KEY=VALUE, an option of the chosen methods; model.KEY=VALUE"],
     image: Annotated[str, "the photo; by default a generated picture of shapes"] = "",
     model: Annotated[str, "a model of conf/model or any timm tag; model.checkpoint=FILE: local weights"] = "vit_t",
-    method: Annotated[tuple[str, ...], "explainers of conf/method, or functions: my_method.norms"] = paper_methods(),
+    method: Annotated[tuple[str, ...], "methods of conf/method, or functions: my_method.norms"] = paper_methods(),
     out: Annotated[Path, "the picture to write"] = Path("explanation.png"),
     device: Device = "auto",
 ) -> None:

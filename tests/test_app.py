@@ -162,7 +162,7 @@ def test_without_gradio_it_says_how_to_get_it(tmp_path):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("port=high", "port=high must be a whole number"),
+        ("port=high", "port=high must be an integer"),
         ("share=perhaps", "share must be one of true, false"),
         ("modl=vit_t", "modl=vit_t is not an option"),
     ],

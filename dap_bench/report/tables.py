@@ -210,15 +210,15 @@ def _notes(part: pd.DataFrame, ci: bool) -> str:
     notes = [f"{counts[0]} images per cell." if len(counts) == 1 else f"{counts[0]} to {counts[-1]} images per cell."]
     undefined = part[part["nan"] > 0]
     if len(undefined):
-        places = "1 place" if len(undefined) == 1 else f"{len(undefined)} places"
-        notes.append(f"In {places} some images have no value (at most {undefined['nan'].max()}).")
+        entries = "1 entry lacks" if len(undefined) == 1 else f"{len(undefined)} entries lack"
+        notes.append(f"{entries} values of some images (at most {undefined['nan'].max()}).")
     if ((part["missing"] > 0) | (part["failed"] > 0)).any():
         notes.append("*: some images failed or are not computed yet.")
     known = part["resolution"].dropna()
     if len(known):
         least, most = f"{known.min():.3f}", f"{known.max():.3f}"
-        span = least if least == most else f"{least} to {most}, depending on the place,"
-        notes.append(f"Differences below {span} are not resolved by these images.")
+        span = least if least == most else f"{least} to {most}, depending on the entry"
+        notes.append(f"The smallest detectable difference is {span}.")
     if (part["like_random"] == True).any():  # noqa: E712
         notes.append(r"$\circ$: not distinguishable from a random map.")
     versions = sorted(set(part.loc[older(part), "version"]))

@@ -48,7 +48,7 @@ def test_a_class_with_too_few_images_is_named():
     [
         (lambda: non_balanced(LABELS, n=101, seed=0), r"more images than the source has \(100\)"),
         (lambda: balanced(LABELS, classes=11, per_class=1, seed=0), "use sampler.classes=10 or fewer"),
-        (lambda: non_balanced(LABELS, n=0, seed=0), "sampler.n=0 must be a whole number of at least 1"),
+        (lambda: non_balanced(LABELS, n=0, seed=0), "sampler.n=0 must be an integer of at least 1"),
     ],
 )
 def test_impossible_draws(draw, words):

@@ -111,7 +111,7 @@ Toy.classes = 2
     [
         (lambda: RemoveAndDebias(fractions=(0.2, 1.0)), "must lie between 0 and 1"),
         (lambda: RemoveAndDebias(noise=-1), "must not be negative"),
-        (lambda: SalienceCoefficient(groups=1), "groups=1 must be a whole number of at least 2"),
+        (lambda: SalienceCoefficient(groups=1), "groups=1 must be an integer of at least 2"),
         (lambda: PositivePerturbation(explained="both"), "explained must be one of predicted, label"),
         (
             lambda: SalienceCoefficient(unit="patch", groups=5)(batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS])),

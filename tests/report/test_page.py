@@ -89,8 +89,8 @@ def test_pictures_are_made_only_when_asked_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ("pictures=some", "pictures=some must be a whole number of at least 0"),
-        ("images=0", "images=0 must be a whole number of at least 1"),
+        ("pictures=some", "pictures=some must be an integer of at least 0"),
+        ("images=0", "images=0 must be an integer of at least 1"),
         ("device=gpu", "device=gpu"),
     ],
 )

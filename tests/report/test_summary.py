@@ -257,7 +257,7 @@ def test_the_table_byte_for_byte(tmp_path):
  & my\_own & \underline{0.400} \\
 \hline
 \end{tabular}}}
-\caption{DAP and attention-based explainers. 2 images per cell. In 1 place some images have no value (at most 1). *: some images failed or are not computed yet. Differences below 0.280 are not resolved by these images.}
+\caption{DAP and attention-based methods. 2 images per cell. 1 entry lacks values of some images (at most 1). *: some images failed or are not computed yet. The smallest detectable difference is 0.280.}
 \end{table}
 """  # noqa: E501
     assert latex(summarize(tmp_path), tables()["table1"]) == expected
