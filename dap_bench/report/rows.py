@@ -42,7 +42,14 @@ class CellRows:
         return ("" if whole else "*") + ("" if self.version == __version__ else "†")
 
     def values(self, metric: str) -> pd.Series:
-        """The metric's value of every image that was measured, NaN where it is not defined."""
+        """The metric's value of every image that was measured.
+
+        Args:
+            metric: The metric's name.
+
+        Returns:
+            The values by sample id, NaN where the metric is not defined.
+        """
         ok = self.rows[self.rows["status"] == "ok"]
         return ok.set_index("sample_id")[metric].astype(float)
 
@@ -68,9 +75,19 @@ class Setting:
 
 
 def settings(results: str | Path = "results/runs") -> list[Setting]:
-    """Every cell with rows below a folder, or below some (A,B); of one cell's settings the newest comes first.
+    """Every cell with rows, with all settings that it was run with.
 
-    The newest is the one that was last asked for. Where two folders hold the same cell, the first folder's counts.
+    The newest setting is the one that was last asked for. Where two folders hold the same cell, the first folder's
+    counts.
+
+    Args:
+        results: A folder, or several: A,B. Defaults to "results/runs".
+
+    Returns:
+        The settings; of one cell the newest comes first.
+
+    Raises:
+        UserError: If a cell.json is damaged.
     """
     found: dict[tuple[str, ...], list[Setting]] = {}
     for folder in str(results).split(","):
@@ -88,7 +105,15 @@ def settings(results: str | Path = "results/runs") -> list[Setting]:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What two settings of a cell differ in, in a few words."""
+    """What two settings of a cell differ in, in a few words.
+
+    Args:
+        old: The content of one cell.json.
+        new: That of the other.
+
+    Returns:
+        The differences, at most four of them in full.
+    """
     one, other = (_flat(info["config"]) for info in (old, new))
     keys = sorted(key for key in {*one, *other} if key.split(".")[0] in VALUES and one.get(key) != other.get(key))
     texts = [f"{key} {one.get(key, 'not there')}, now {other.get(key, 'not there')}" for key in keys]
@@ -112,10 +137,21 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
 def load_rows(
     results: str | Path = "results/runs", data: str = "", columns: Sequence[str] | None = None
 ) -> list[CellRows]:
-    """Every cell below a folder or some folders (A,B), or those of one data source.
+    """The rows of every cell below a folder, or of those of one data source.
 
-    Of several settings of a cell the newest counts, and the others are named. `columns` are those that are needed
-    besides the samples, their status and the metrics; all by default.
+    Of several settings of a cell the newest counts, and the others are named in a warning.
+
+    Args:
+        results: A folder, or several: A,B. Defaults to "results/runs".
+        data: The data source; "" takes all. Defaults to "".
+        columns: Columns that are needed besides the samples, their status and the metrics; None takes all. Defaults to
+            None.
+
+    Returns:
+        The cells with their rows.
+
+    Raises:
+        UserError: If there are no rows, or a cell.json is damaged.
     """
     found = []
     for setting in settings(results):
@@ -150,10 +186,18 @@ def _frame(cell: store.Cell, metrics: list[str], columns: Sequence[str] | None) 
     return frame.reindex(columns=[*own, *metrics, *extra])
 
 
-def require_like(cells: list[CellRows]) -> None:
+def require_like(cells: list[CellRows], apart_from: Sequence[str] = ()) -> None:
     """Methods are compared on the same images, by the same model and the same metrics, or not at all.
 
-    Metrics whose source was edited in between are named.
+    Metrics whose source was edited in between are named in a warning.
+
+    Args:
+        cells: The cells to compare.
+        apart_from: What may differ, because the comparison is about it: samples, model, precision, explain_precision or
+            metric NAME. Defaults to ().
+
+    Raises:
+        UserError: If two cells differ in anything else.
     """
     first: dict[tuple[str, ...], tuple[Any, CellRows]] = {}
     edited: set[str] = set()
@@ -171,6 +215,8 @@ def require_like(cells: list[CellRows]) -> None:
                 known, _ = first.setdefault((*group, module), (digest, cell))
                 edited |= {module} if known != digest else set()
         for key, value in conditions.items():
+            if key[-1] in apart_from:
+                continue
             known, other = first.setdefault(key, (value, cell))
             if known != value:
                 raise UserError(
