@@ -61,6 +61,26 @@ def test_cells_are_whole_small_and_say_how_they_were_made(cells):
     assert sum(file.stat().st_size for file in REFERENCE.rglob("*") if file.is_file()) < 20 * 2**20
 
 
+@pytest.mark.parametrize(
+    ("folder", "split", "methods"),
+    [
+        ("validation", "validation", {"ar", "gradcam", "dap"}),
+        ("localisation", "validation", {*paper_methods(), *CONTROLS}),
+        ("readings", "train", {"attr_raw", "dap_smooth"}),
+    ],
+)
+def test_the_other_rows_are_whole_and_say_how_they_were_made(folder, split, methods):
+    found = load_rows(FOLDER / folder)
+    assert {cell.names["method"] for cell in found} >= methods
+    for cell in found:
+        assert len(cell.rows) == cell.info["n"], cell.folder
+        assert (cell.rows["status"] == "ok").all()
+        assert cell.info["config"]["explain_precision"] == "fp64"
+        assert cell.info["config"]["data"]["split"] == split
+        assert cell.info["command"].startswith("python -m dap_bench ")
+        assert "=/" not in cell.info["command"]
+
+
 def test_ten_rows_computed_again(cells, assets, tmp_path_factory):
     """One row each of ten cells, from the images, by the cell's own config."""
     for at in range(10):
@@ -99,6 +119,15 @@ def test_the_tables_of_the_pages_are_what_the_rows_say(summary, compared):
             mean, low, high = ours.loc[(method, metric), ["mean", "low", "high"]]
             paper = f" ({theirs[method, metric]:.3f})" if (method, metric) in theirs else ""
             line.append("" if pd.isna(mean) else f"{mean:.3f} ± {(high - low) / 2:.3f}{paper}")
+        assert line in _tables(PAGE), line
+
+
+def test_localisation_is_what_the_rows_say():
+    found = summarize(FOLDER / "localisation")
+    ours, metrics = found.set_index(["method", "metric"]), ordered(set(found["metric"]))
+    for method in ordered(set(found["method"])):
+        lines = [ours.loc[(method, metric)] for metric in metrics]
+        line = [label(method), *(f"{each['mean']:.3f} ± {(each['high'] - each['low']) / 2:.3f}" for each in lines)]
         assert line in _tables(PAGE), line
 
 
