@@ -160,6 +160,34 @@ def test_what_is_not_reproduced_is_what_the_rows_say(text, summary, compared):
     ) in " ".join(text.split())
 
 
+def test_overall_figures_are_what_the_rows_say(cells, compared):
+    mad = f"{compared['difference'].abs().mean():.3f}"
+    assert f"difference, MAD: {mad};" in FRONT
+    both = compared.set_index(["method", "metric", "sampler"])["published"].unstack()
+    assert f"they differ by {(both['balanced'] - both['non_balanced']).abs().mean():.3f} on average" in " ".join(
+        PAGE.split()
+    )
+    rows = cells[0].rows
+    assert f"Top-1 accuracy is {(rows['predicted'] == rows['label']).mean():.1%}." in " ".join(PAGE.split())
+
+
+@pytest.mark.parametrize("text", [PAGE, FRONT], ids=["page", "README"])
+def test_there_is_no_number_that_rows_or_the_paper_do_not_have(text, summary, compared):
+    """Every number with three decimals, wherever it stands."""
+    tables = [summary, summarize(FOLDER / "localisation")]
+    values = [table[key] for table in tables for key in ("mean", "low", "high")]
+    values += [cell.rows[list(cell.info["metrics"])].mean() for cell in load_rows(FOLDER / "readings")]
+    values += [(table["high"] - table["low"]) / 2 for table in tables]
+    by_metric = compared.groupby("metric")
+    values += [by_metric["difference"].agg(lambda found: found.abs().mean()), by_metric["spread"].mean()]
+    values += [compared["difference"].abs().groupby(lambda _: 0).mean(), published()["published"]]
+    values += [compared.groupby(["method", "metric"])["published"].mean()]
+    both = compared.set_index(["method", "metric", "sampler"])["published"].unstack()
+    values += [(both["balanced"] - both["non_balanced"]).abs().groupby(lambda _: 0).mean()]
+    known = {f"{value:.3f}".lstrip("-") for each in values for value in each.dropna()}
+    assert set(re.findall(r"\b\d\.\d{3}\b(?!\d)", text)) - known == set()
+
+
 def _tables(text):
     """The lines of Markdown tables as lists of their cells."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
