@@ -48,7 +48,7 @@ def test_a_claim_is_a_sentence():
 def test_values_of_each_setting(results):
     folder, gain = results
     found = settings(read(str(folder)), Claim("a", "b", "deletion"))
-    assert [(each.said["images"], len(each.gain)) for each in found] == [("all", 40), ("right", 30)]
+    assert [(each.described["images"], len(each.gain)) for each in found] == [("all", 40), ("right", 30)]
     table = judge(found)
     for line, values in zip(table.to_dict("records"), (gain, gain[:30]), strict=True):
         ranks = rankdata(np.abs(values))
@@ -131,7 +131,7 @@ def test_a_pattern_takes_several_metrics(tmp_path):
         for metric in ("deletion_black", "deletion_blur", "tcc"):
             _setting(tmp_path / metric, method, [value] * 6, "x", metric=metric)
     found = settings(read(str(tmp_path)), Claim("a", "b", "deletion*"))
-    assert [each.said["metric"] for each in found] == ["deletion_black", "deletion_blur"]
+    assert [each.described["metric"] for each in found] == ["deletion_black", "deletion_blur"]
 
 
 def test_the_newest_of_two_settings_of_a_method_counts(tmp_path, caplog):

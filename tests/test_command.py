@@ -85,8 +85,8 @@ def test_help_has_every_option_with_its_type_and_default(capsys):
         ("n=1", "out= is required: the folder to write to."),
         ("ci=yes", "ci must be one of true, false, not yes."),
         ("ci=True", "ci must be one of true, false, not True."),
-        ("n=many", "n=many must be an integer of at least 0 and at most 4294967295."),
-        ("n=-1", "n=-1 must be an integer of at least 0 and at most 4294967295."),
+        ("n=many", "n=many must be an integer of at least 0."),
+        ("n=-1", "n=-1 must be an integer of at least 0."),
         ("rate=fast", "rate=fast must be a number of at least 0."),
         ("vary=some", "vary must be one of each, all, not some."),
         ("only=a,c", "only must be one of a, b, not c."),
@@ -143,9 +143,9 @@ def test_every_command_has_help(monkeypatch, capsys, name):
         (["export"], "dap-bench export: out= is required: the folder to write to.\n"),
         (
             ["run", "batch_size=0"],
-            "dap_bench: batch_size=0 must be an integer of at least 1 and at most 4294967295.\n",
+            "dap_bench: batch_size=0 must be an integer of at least 1.\n",
         ),
-        (["batch_size=0"], "dap_bench: batch_size=0 must be an integer of at least 1 and at most 4294967295.\n"),
+        (["batch_size=0"], "dap_bench: batch_size=0 must be an integer of at least 1.\n"),
     ],
 )
 def test_mistakes_in_the_console(monkeypatch, capsys, arguments, error):

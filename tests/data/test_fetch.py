@@ -105,7 +105,7 @@ def test_weights_that_drip_end_it_with_a_sentence(run, server):
 
 def test_what_cannot_be_composed_is_a_sentence(run):
     for arguments, words in (
-        (["sampler=nobody"], "Available options in 'sampler': balanced non_balanced"),
+        (["sampler=nobody"], "there is no sampler=nobody; there are balanced, non_balanced."),
         (["sampler.m=1"], "there is no key sampler.m"),
         (["model=vit_t,"], "ends in a comma"),
     ):
