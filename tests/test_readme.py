@@ -199,3 +199,39 @@ def test_the_table_of_the_token_zoo_is_what_its_rows_say():
     for method in methods:
         numbers = [f"{means[model, method, 'pointing']:.2f}" for model in models]
         assert f"| {label(method)} | {' | '.join(numbers)} |" in MODELS
+
+
+def test_figures_of_speed_and_memory_are_those_of_the_benchmark():
+    from dap_bench.report.layouts import label
+
+    page = (ROOT / "scripts" / "README.md").read_text()
+    text, whole = " ".join(page.split()), (ROOT / "results" / "benchmark.md").read_text()
+    parts = {file.stem: file.read_text() for file in (ROOT / "results" / "benchmark").glob("*.md")}
+    assert all(part in whole for part in parts.values())
+    found = re.search(
+        r"\*\*(\S+)\*\* times.*by turn (\S+) to (\S+)\. With `compile=true` (\S+)\.\n", parts["limit"], re.S
+    )
+    ratio, low, high, compiled = found.groups()
+    assert f"take **{ratio}** times as long" in text
+    assert f"({low} to {high} over five turns)" in text
+    assert f"`compile=true` takes {compiled} times as long" in text
+    peers = dict(re.findall(r"\| ([\w -]+)(?:, Del only)? \| [\d.]+ \| ([\d.]+) x", parts["peers"]))
+    for peer in ("torch-cam", "Quantus", "plain loop"):
+        assert re.search(rf"{peer}[^,;]* {peers[peer]}\b", text), peer
+    cells = re.findall(r"\| (\w+) \| [\d.]+ \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \|", parts["cells"])
+    names, measured, floors = zip(*cells, strict=True)
+    assert f"| | {' | '.join(map(label, names))} |" in page
+    assert f"| measured | {' | '.join(f'{float(each):.2f}' for each in measured)} |" in page
+    assert f"| by FLOPs | {' | '.join(f'{float(each):.2f}' for each in floors)} |" in page
+    bf16 = {
+        key: float(change) for key, change in re.findall(r"\| bf16 \| (\w+) \| \S+ \| ([\d.]+) \|", parts["precision"])
+    }
+    words = "bf16 changes Del by at most {deletion:.4f}, Ins by {insertion:.3f} and TCC by {tcc:.3f} per image"
+    assert words.format(**bf16) in " ".join((ROOT / "conf" / "README.md").read_text().split())
+    for line in re.findall(r"^\| vit_.*", parts["memory"], re.MULTILINE):
+        model = line.split("|")[1].strip()
+        assert line.replace(model, label(model)) in page
+    memory = [
+        int(line.split("|")[2].replace(",", "")) for line in re.findall(r"^\| [\d,]+ \|.*", parts["long_run"], re.M)
+    ]
+    assert f"between {min(memory):,} and {max(memory):,} MiB" in text
