@@ -78,7 +78,8 @@ def require_int(name: str, value: object, least: int = 1, most: int = 2**32 - 1)
         UserError: If the value is no whole number, or out of bounds.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        bound = f" and at most {most}" if most < 2**32 - 1 else ""
+        large = isinstance(value, int) and value > most
+        bound = f" and at most {most}" if large or most < 2**32 - 1 else ""
         raise UserError(f"{name}={value} must be an integer of at least {least}{bound}.")
 
 

@@ -87,6 +87,7 @@ def test_help_has_every_option_with_its_type_and_default(capsys):
         ("ci=True", "ci must be one of true, false, not True."),
         ("n=many", "n=many must be an integer of at least 0."),
         ("n=-1", "n=-1 must be an integer of at least 0."),
+        ("n=4294967296", "n=4294967296 must be an integer of at least 0 and at most 4294967295."),
         ("rate=fast", "rate=fast must be a number of at least 0."),
         ("vary=some", "vary must be one of each, all, not some."),
         ("only=a,c", "only must be one of a, b, not c."),

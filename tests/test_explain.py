@@ -42,6 +42,7 @@ def test_without_the_hub_it_goes_on_with_the_embedded_model_and_says_so(tmp_path
     [
         (["image=/does/not/exist.jpg"], "cannot be read"),
         (["out=/dev/null/x.png"], "/dev/null cannot be written"),
+        (["out=x.docx"], "x.docx is no picture that can be written: its name should end in .png or .pdf"),
         (["imag=x.jpg"], "imag=x.jpg is not an option; use image=, model=, method=, out=, device= or --help."),
         (["method=nope"], "there is no method=nope"),
         (["model=no_such_vit"], "timm has no model"),

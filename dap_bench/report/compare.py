@@ -182,7 +182,7 @@ def markdown(compared: pd.DataFrame) -> str:
         numbers = [_number(line["published"]), _number(line["mean"])]
         numbers += [f"{_number(line['low'])} to {_number(line['high'])}", f"{line['n']:.0f}"]
         rows.append([*names, *numbers, _number(line["difference"], "+.3f"), line["verdict"]])
-    parts = ["# Ours beside theirs\n", f"{count_verdicts(compared)}\n", table(header, rows)]
+    parts = ["# Comparison with the paper\n", f"{count_verdicts(compared)}\n", table(header, rows)]
     taus = rank_agreement(compared)
     if len(taus):
         header = ["model", "sampling", "metric", "agree", "mean difference", "MAD", "spread", "Kendall's tau"]

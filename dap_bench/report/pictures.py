@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from dap_bench import files
+from dap_bench.errors import UserError
 
 COLOURS = "inferno"  # perceptually even, and readable without colour vision
 OPACITY = 0.65
@@ -53,4 +54,9 @@ def grid(
     for at, name in enumerate(["photo", *columns]):
         axes[0, at].set_title(name, fontsize=9)
     with files.replacing(path) as draft:
-        figure.savefig(draft, format="png")
+        try:
+            figure.savefig(draft, format=path.suffix[1:].lower() or "png")
+        except ValueError as error:
+            raise UserError(
+                f"{path} is no picture that can be written: its name should end in .png or .pdf."
+            ) from error
