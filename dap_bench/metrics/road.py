@@ -6,10 +6,11 @@
 A grey or black hole tells the model where something is missing, and so what shape it had; an imputed one hardly does.
 A little noise (`noise`, in normalised units, the image's own) hides that it is smooth. The curve that is kept has the
 difference for each share f. Each image and share is one sparse symmetric system for three channels, solved exactly on
-the CPU: that, not the forward passes, is what it costs.
+the CPU, as many of a batch at a time as torch has threads: that, not the forward passes, is what it costs.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -121,7 +122,8 @@ def impute(images: Tensor, removed: Tensor) -> Tensor:
         Images [B,3,H,W].
     """
     pictures, holes = images.double().cpu().numpy(), removed.cpu().numpy()
-    filled = [_impute(picture, hole) for picture, hole in zip(pictures, holes, strict=True)]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # the solver lets other threads run
+        filled = list(pool.map(_impute, pictures, holes))
     return torch.from_numpy(np.stack(filled)).to(images)
 
 

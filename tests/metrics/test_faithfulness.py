@@ -48,6 +48,14 @@ def test_every_removed_pixel_solves_its_equation():
         assert filled[:, row, column] == pytest.approx(values / weights)
 
 
+def test_systems_solved_side_by_side_are_those_solved_alone():
+    torch.manual_seed(0)
+    images, holes = torch.randn(6, 3, 20, 20), torch.rand(6, 20, 20) < torch.linspace(0, 1, 6)[:, None, None]
+    alone = [impute(image[None], hole[None]) for image, hole in zip(images, holes, strict=True)]
+    assert torch.equal(impute(images, holes), torch.cat(alone))
+    assert torch.equal(alone[-1][0], images[-1])  # nothing is left to impute it from
+
+
 def test_road_of_a_model_that_reads_one_patch():
     """p is the value of the first patch; removed, it becomes a mean of its neighbours, which is known here: 0.2."""
     image = patches([0.8, 0.2, 0.2, 0.2])
