@@ -351,6 +351,11 @@ def instantiate_metrics(node: DictConfig) -> dict[str, "Metric"]:
             raise UserError(
                 f"{name!s}: {options} is not a metric; its YAML needs the metric's name first, and _target_ below it."
             )
+        if "_target_" not in options:
+            raise UserError(
+                f"metric.{name!s} has options but no _target_: add {name!s} to metric=[...], remove its options with "
+                f"'~metric.{name!s}', or, if it is your own, name its class in its YAML."
+            )
     metrics = {str(name): instantiate(options) for name, options in node.items()}
     for name, metric in metrics.items():
         if getattr(metric, "better", None) not in ("higher", "lower"):

@@ -95,6 +95,12 @@ def test_a_metric_stands_below_its_name():
         config.instantiate_metrics(OmegaConf.create({"_target_": "mine.Metric"}))
 
 
+def test_options_of_a_metric_that_is_not_chosen():
+    cfg = config.compose("experiment=breadth", "metric=[cs]")
+    with pytest.raises(UserError, match=r"randomisation has options but no _target_: .* '~metric.randomisation'"):
+        config.instantiate_metrics(cfg.metric)
+
+
 def test_a_method_by_the_name_of_its_function():
     explain = load_method("dap_bench.explainers.gradcam.gradcam", relu=False)
     assert (explain.func.__name__, explain.keywords) == ("gradcam", {"relu": False})

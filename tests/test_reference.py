@@ -108,7 +108,7 @@ def test_the_tables_of_the_pages_are_what_the_rows_say(summary, compared):
         agree = f"{own['verdict'].str.startswith('agrees').sum()} of {len(own)}"
         line = [label(metric), agree, f"{own['difference'].abs().mean():.3f}", f"{own['spread'].mean():.3f}", *taus]
         assert line in _tables(PAGE), line
-        assert line in _tables(FRONT), line
+        assert line[:4] in _tables(FRONT), line
     assert len(compared) == 98
     assert f"**{compared['verdict'].str.startswith('agrees').sum()} of the paper's 98 ViT-T" in " ".join(FRONT.split())
     ours = summary.set_index(["method", "metric"])

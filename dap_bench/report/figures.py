@@ -276,7 +276,7 @@ def matrix(table: pd.DataFrame, path: Path) -> list[Path]:
     lines = table.set_index(["method", "metric"])
     colours = colormaps["viridis_r"]
     with rc_context(FONT):
-        figure = Figure(figsize=(1.3 + 0.52 * len(metrics), 1.1 + 0.19 * len(methods)), layout="constrained")
+        figure = Figure(figsize=(1.3 + 0.35 * len(metrics), 1.1 + 0.19 * len(methods)), layout="constrained")
         axes = figure.subplots()
         for column, metric in enumerate(metrics):
             having = [method for method in methods if (method, metric) in lines.index]
@@ -292,7 +292,7 @@ def matrix(table: pd.DataFrame, path: Path) -> list[Path]:
                 dark = sum(colour * weight for colour, weight in zip(to_rgb(face), LUMINANCE, strict=True)) < 0.5
                 axes.add_patch(Rectangle((column, row), 1, 1, facecolor=face, edgecolor="white", linewidth=0.8))
                 look: Any = {"color": "white" if dark else "black", "fontstyle": "italic" if like_random else "normal"}
-                axes.text(column + 0.5, row + 0.5, f"{line['mean']:.2f}", ha="center", va="center", fontsize=6, **look)
+                axes.text(column + 0.5, row + 0.5, f"{line['mean']:z.2f}", ha="center", va="center", fontsize=7, **look)
         arrows = {
             metric: "↓" if "lower" in set(table.query("metric == @metric")["better"]) else "↑" for metric in metrics
         }

@@ -1,14 +1,25 @@
 """scripts/breadth.py: what the page of all methods x all metrics says of known rows."""
 
+import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from rows import cell
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "breadth.py"
+from dap_bench import summarize
+from dap_bench.report.layouts import label
+from dap_bench.report.rows import CellRows
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "breadth.py"
+SPEC = importlib.util.spec_from_file_location("breadth", SCRIPT)
+script = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(script)
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +42,49 @@ def test_values_have_their_intervals(page):
 
 def test_methods_are_held_against_every_control(page):
     text, _ = page
-    assert "| Del | AR | DAP |" in text  # DAP beats the random map, but not the edges
-    assert "| AFS | none | AR, DAP |" in text
-    assert (
-        "Metrics that do not tell the controls from the methods: by AFS none of the methods beat every control." in text
-    )
+    assert "| Del | Edges 0.520 | AR | DAP |" in text  # DAP beats the random map, but not the edges
+    assert re.search(r"\| AFS \| (Random|Edges) 0\.\d+ \| none \| all \|", text)
+    assert "fewer than half of the methods beat every control: AFS (none of 2).**" in text
+
+
+def test_commands_of_an_experiment_are_one_command(page):
+    text, folder = page
     assert "python -m dap_bench method=ar\n" in text
+    swept = [f"python -m dap_bench model={model} method=ar experiment=breadth" for model in ("vit_t", "vit_b")]
+    other = "python -m dap_bench method=rise experiment=breadth method.samples=200"
+    assert script.whole([*swept, other]) == ["python -m dap_bench experiment=breadth", other]
+
+
+def test_options_other_than_the_defaults_are_named():
+    config = {
+        "method": {"_label_": "IG", "steps": 10, "baseline": "zero"},
+        "metric": {"max_sensitivity": {"samples": 4}},
+    }
+    names, info = {"method": "integrated_gradients"}, {"config": config, "metrics": ["max_sensitivity"], "command": "x"}
+    said = script.made_by([CellRows(names, info, pd.DataFrame(), Path())])
+    assert said.startswith("Options other than the defaults: Max-sens. with samples=4; IG with steps=10.\n")
+
+
+def test_the_committed_page_is_what_the_rows_say():
+    assert (ROOT / script.RESULTS / "README.md").read_text() == script.page(ROOT / script.RESULTS)
+
+
+def test_the_front_page_says_what_the_rows_say():
+    """Each number is a mean of a method and a metric that its sentence names."""
+    section = " ".join(
+        (ROOT / "README.md").read_text().split("## All methods, all metrics")[1].split("\n## ")[0].split()
+    )
+    table = summarize(ROOT / script.RESULTS / "vit_t")
+    means = [(label(line.method), label(line.metric), f"{line.mean:z.3f}") for line in table.itertuples()]
+    for point in section.split("- **")[1:]:
+        for number in re.findall(r"-?\d\.\d{3}", point):
+            assert any(value == number and one in point and other in point for one, other, value in means), number
+
+
+def test_the_front_page_names_the_metrics_that_do_not_tell():
+    front, page = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", script.RESULTS / "README.md"))
+    listed = re.search(r"## ViT-T, .*? beat every control: (.*?)\.\*\*", page)[1]
+    told = front.split("hardly tell controls from methods.**")[1].split("- **")[0]
+    assert all(name in told for name in re.findall(r"([A-Z][\w. -]*(?: \(label\))?) \((?:none|\d+) of", listed))
+    none = re.findall(r"([A-Z][\w. -]*(?: \(label\))?) \(none of", listed)
+    assert all(name in told.split("fewer than half")[0] for name in none)
