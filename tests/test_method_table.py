@@ -62,14 +62,15 @@ def test_chefer_in_both_precisions_is_what_the_rows_say():
 
 
 def test_experiments_name_the_methods_that_the_table_has():
-    """The zoo runs the paper's methods; the demo and breadth leave out what takes 50 forward passes or more."""
-    folder = CONF / "experiment"
+    """The zoo runs the paper's methods; the others leave out what takes 50 forward passes or more."""
+    others = ("demo", "breadth", "breadth_zoo")
     methods = {
-        name: OmegaConf.load(folder / f"{name}.yaml").hydra.sweeper.params.method for name in ("zoo", "demo", "breadth")
+        name: OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra.sweeper.params.method
+        for name in ("zoo", *others)
     }
     assert set(methods["zoo"].split(",")) == set(paper_methods())
     costs = {name: re.match(r"[\d,.]+", cell(name, "cost")) for name in ROWS}
     slow = {name for name, found in costs.items() if found and float(found[0].replace(",", "")) >= 50}
-    for name in ("demo", "breadth"):
+    for name in others:
         left_out = set(re.search(r"exclude=\[(.*?)\]", methods[name])[1].split(","))
         assert left_out - {"maps", "oracle", "dap_*"} == slow, name
