@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from dap_bench.errors import UserError, keep_private, one_of, path, require_int
 from dap_bench.hub import resolve_checkpoint as resolve_checkpoint
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch is loaded when something is made, not when a command 
     from dap_bench.metrics.base import Metric
     from dap_bench.vit import ViT
 
-COMPOSING = (HydraException, OmegaConfBaseException, YAMLError)  # what goes wrong while a config is put together
+COMPOSING = (HydraException, OmegaConfBaseException, yaml.YAMLError)  # what goes wrong while a config is put together
 GROUPS = ("model", "method", "sampler", "data", "metric", "experiment")
 DESCRIPTIONS = ("_label_", "_title_", "_order_", "_group_")  # for reports: no options of what is configured
 
@@ -37,6 +37,14 @@ CONF = next(
     folder for folder in (Path(__file__).with_name("conf"), Path(__file__).parents[1] / "conf") if folder.is_dir()
 )
 
+
+def _methods(*tables: str) -> str:
+    """The methods of some tables of conf/report, each once: `${methods:table1,table3}` in an experiment."""
+    said = [yaml.safe_load((CONF / "report" / f"{table}.yaml").read_text(encoding="utf-8")) for table in tables]
+    return ",".join(dict.fromkeys(method for table in said for method in table["methods"]))
+
+
+OmegaConf.register_new_resolver("methods", _methods, replace=True)
 
 _folders: list[Path] = []  # of configs that the user has named besides conf/
 
@@ -484,7 +492,7 @@ def sentence(error: BaseException, overrides: Sequence[str] = ()) -> str:
     """
     if isinstance(error, UserError):
         return str(error)
-    if isinstance(error, YAMLError):
+    if isinstance(error, yaml.YAMLError):
         return f"a config is not YAML: {' '.join(str(error).split())}"
     lines: list[str] = []
     for cause in (error, error.__cause__):

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Annotated, Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -24,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from dap_bench import ViT, load_method, load_metrics
 from dap_bench.app import TOLD
 from dap_bench.command import command
-from dap_bench.config import CONF, choices, compose
+from dap_bench.config import choices, compose, sweep
 from dap_bench.explainers.base import Explanation
 from dap_bench.explainers.rise import CHUNK
 from dap_bench.isolation import Given, call, copied
@@ -238,17 +237,17 @@ def metrics(models: Sequence[str]) -> str:
     return table(["metric", *models], rows, right=True)
 
 
-def cards(images: int = 1600) -> str:
+def cards(images: int = 800) -> str:
     """Hours of experiment=paper at the rates that makers publish: no program reaches them, a half is good."""
-    asked = OmegaConf.load(CONF / "experiment" / "paper.yaml").hydra.sweeper.params
     scoring = explaining = 0.0
-    for of in asked.model.split(","):
-        passes = 1 + sum(metric(name, of).total for name in ("deletion", "insertion", "tcc"))
-        references = sum(metric(name, of).total for name in ("lda", "lda_prior"))
-        for name in asked.method.split(","):
-            explained = method(name, of, layers=True).total + method(name, of).total + references
-            scoring += images * passes * unit(of)
-            explaining += images * explained * unit(of)
+    for cell in sweep("experiment=paper"):
+        asked = dict(part.split("=") for part in cell)
+        of, name = asked["model"], asked["method"]
+        passes = 1 + sum(metric(each, of).total for each in ("deletion", "insertion", "tcc"))
+        references = sum(metric(each, of).total for each in ("lda", "lda_prior"))
+        explained = method(name, of, layers=True).total + method(name, of).total + references
+        scoring += images * passes * unit(of)
+        explaining += images * explained * unit(of)
     rows = []
     for card, (single, half, double) in CARDS.items():
         hours = [scoring / a + explaining / b for a, b in ((single, single), (half, single), (half, double))]

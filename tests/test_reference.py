@@ -14,7 +14,7 @@ from dap_bench import config, runner
 from dap_bench.data.images import decode
 from dap_bench.metrics.base import Batch
 from dap_bench.report.compare import compare, published, rank_agreement
-from dap_bench.report.layouts import label, ordered, paper_methods
+from dap_bench.report.layouts import label, ordered, paper, paper_methods
 from dap_bench.report.rows import load_rows
 from dap_bench.report.summary import summarize
 
@@ -44,8 +44,9 @@ def compared(summary):
 
 
 def test_every_cell_of_the_experiment_is_there(cells):
-    params = OmegaConf.load(ROOT / "conf" / "experiment" / "reference.yaml").hydra.sweeper.params
-    assert {cell.names["method"] for cell in cells} == set(params.method.split(",")) > {*paper_methods(), *CONTROLS}
+    asked = {part for part, _ in config.sweep("experiment=reference")}
+    assert {f"method={cell.names['method']}" for cell in cells} == asked
+    assert {f"method={name}" for name in (*paper_methods(), *paper("table2").methods, *CONTROLS)} == asked
 
 
 def test_cells_are_whole_small_and_say_how_they_were_made(cells):

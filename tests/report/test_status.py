@@ -2,12 +2,11 @@
 
 import os
 import re
+from itertools import product
 
-from omegaconf import OmegaConf
-
-from dap_bench.config import CONF
+from dap_bench.config import sweep
 from dap_bench.files import write_text
-from dap_bench.report.layouts import ordered, tables
+from dap_bench.report.layouts import paper_methods, tables
 from dap_bench.report.status import Progress, grid, progress
 from dap_bench.store import Cell
 
@@ -71,14 +70,12 @@ def test_a_model_without_rows_has_no_estimate():
 
 
 def test_the_papers_cells_are_those_of_its_experiment():
-    params = OmegaConf.load(CONF / "experiment" / "paper.yaml").hydra.sweeper.params
-    first = tables()["table1"]
-    assert params.model.split(",") == list(first.models)
-    assert params.sampler.split(",") == list(first.samplers)
-    methods = params.method.split(",")
-    assert methods == ordered({name for table in tables().values() for name in table.methods})
-    main = {*first.methods, *tables()["table3"].methods}
-    assert len(first.models) * len(first.samplers) * len(main) == 72
+    cells = [dict(part.split("=") for part in cell) for cell in sweep("experiment=paper")]
+    first, methods = tables()["table1"], {name for table in tables().values() for name in table.methods}
+    asked = [(cell["model"], cell["sampler"], cell["method"]) for cell in cells]
+    assert sorted(asked) == sorted(product(first.models, first.samplers, methods))
+    assert list(dict.fromkeys(model for model, _, _ in asked)) == list(first.models)  # small models first
+    assert len([method for _, _, method in asked if method in paper_methods()]) == 72
 
 
 def test_a_damaged_cell_counts_as_missing(tmp_path):
