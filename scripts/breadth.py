@@ -23,13 +23,22 @@ from dap_bench.report.summary import holm, paired
 
 RESULTS = Path("results/breadth")
 TOLD = "oracle"  # it knows where the object is: no control
+LEAST = 0.001  # a smaller mean gain is none
 INTRODUCTION = """# All methods x all metrics
 
-Means with 95 % bootstrap intervals. In the pictures dark is the best of the methods (controls are not ranked), and grey
-italics are indistinguishable from a random map. A cell is empty where a metric was left out or is undefined (LDA needs
-maps of layers, which controls and methods on pixels do not have). A method is better than a control if a Wilcoxon test
-on the same images says so (p < 0.05, corrected after Holm within the metric). `python scripts/breadth.py` makes this
-page from the rows.
+Means with 95 % bootstrap intervals; `python scripts/breadth.py` makes this page from the rows. In the pictures dark is
+the best of the methods (controls are not ranked), and grey italics are indistinguishable from a random map of patches.
+A cell is empty where a metric was left out or is undefined (LDA needs maps of layers, which controls and methods on
+pixels do not have).
+
+A method is better than a control if its mean is better by at least 0.001 and a Wilcoxon test on the same images agrees
+(p < 0.05, corrected after Holm within the metric). A control finer than the method is left out: removing scattered
+pixels changes an image in another way than removing patches, whatever the map says, so maps of patches are not compared
+with noise per pixel.
+
+Some numbers follow from definitions. Controls know neither model nor class: they have CS 0, a quarter in Grid pointing,
+Randomisation 1 and hardly any Max-sens. LDA (prior) compares DAP with its own prior. Maps with signs (input x gradient,
+IG, AttnLRP) are scaled to 0..1 like all others; zero then lies near the middle, and AFS, Gini and Entropy mean little.
 """
 
 
@@ -52,7 +61,7 @@ def page(results: Path) -> str:
     """The page in Markdown."""
     written = [INTRODUCTION]
     for folder in parts(results):
-        table, cells = summarize(folder), load_rows(folder)
+        table, cells = summarize(folder), load_rows(folder, columns=["grid"])
         for model in ordered(set(table["model"])):
             block = table[table["model"] == model]
             written.append(f"## {label(model)}, {int(block['n'].max())} images\n\n![ranks](matrix-{model}.png)\n")
@@ -73,34 +82,43 @@ def values(block: pd.DataFrame) -> str:
 
 
 def against_controls(cells: list[CellRows], block: pd.DataFrame) -> str:
-    """Per metric: which methods are better than every control, image by image; and which metrics cannot tell."""
+    """Per metric: which methods are better than every control no finer than they, and which metrics cannot tell."""
     controls = [cell for cell in cells if group(cell.names["method"]) == "control" and cell.names["method"] != TOLD]
     methods = [cell for cell in cells if group(cell.names["method"]) not in ("control", "ablation")]
     means = block.set_index(["method", "metric"])["mean"]
-    rows, blind = [], []
+    rows, blind, open_ = [], [], []
     for metric in ordered({metric for cell in methods for metric in cell.info["metrics"]}):
-        tests = {
-            (cell.names["method"], control.names["method"]): paired(gain)
+        gained = {
+            (cell.names["method"], control.names["method"]): gain
             for cell in methods
             for control in controls
-            if len(gain := gains(cell, control, metric)) > 1
+            if resolved(control) <= resolved(cell) and len(gain := gains(cell, control, metric)) > 1
         }
-        if not tests:
+        if not gained:
+            open_.append(label(metric))
             continue
-        corrected = dict(zip(tests, holm([test["p"] for test in tests.values()]), strict=True))
-        wins = {key for key, test in tests.items() if corrected[key] < 0.05 and test["effect"] > 0}
-        named = ordered({method for method, _ in tests})
-        better = [name for name in named if all(key in wins for key in tests if key[0] == name)]
-        sign = 1 if block.loc[block["metric"] == metric, "better"].iloc[0] == "higher" else -1
-        best = max(ordered({control for _, control in tests}), key=lambda name: sign * means[name, metric])
+        corrected = dict(zip(gained, holm([paired(gain)["p"] for gain in gained.values()]), strict=True))
+        wins = {key for key, gain in gained.items() if corrected[key] < 0.05 and gain.mean() >= LEAST}
+        named = ordered({method for method, _ in gained})
+        better = [name for name in named if all(key in wins for key in gained if key[0] == name)]
         others = [name for name in named if name not in better]
-        strongest = f"{label(best)} {means[best, metric]:z.3f}"
-        rows.append([label(metric), strongest, some(better, named), some(others, named)])
+        sign = 1 if block.loc[block["metric"] == metric, "better"].iloc[0] == "higher" else -1
+        best = sorted(ordered({control for _, control in gained}), key=lambda name: -sign * means[name, metric])
+        of_all = next(name for name in best if all((method, name) in gained for method in named))
+        strongest = [f"{label(name)} {means[name, metric]:z.3f}" for name in dict.fromkeys((best[0], of_all))]
+        rows.append([label(metric), ", ".join(strongest), some(better, named), some(others, named)])
         if 2 * len(better) < len(named):
             blind.append(f"{label(metric)} ({len(better) or 'none'} of {len(named)})")
     told = f"**Metrics by which fewer than half of the methods beat every control: {', '.join(blind)}.**\n\n"
+    none = f"Controls have no {' and no '.join(open_)}.\n\n"
     heads = ["metric", "best control", "better than every control", "not better than some control"]
-    return (told if blind else "") + markdown(heads, rows)
+    return (told if blind else "") + (none if open_ else "") + markdown(heads, rows)
+
+
+def resolved(cell: CellRows) -> int:
+    """How many values a cell's maps have."""
+    height, width = cell.rows["grid"].dropna().iloc[0].split("x")
+    return int(height) * int(width)
 
 
 def gains(cell: CellRows, control: CellRows, metric: str) -> pd.Series:
@@ -118,9 +136,9 @@ def some(names: list[str], of: list[str]) -> str:
 
 def made_by(cells: list[CellRows]) -> str:
     """The commands that computed some cells, and where their options differ from the defaults."""
-    methods = {label(cell.names["method"]): changed("method", cell.names["method"], cell) for cell in cells}
-    metrics = {label(name): changed("metric", name, cell) for cell in cells for name in cell.info["metrics"]}
-    others = [f"{name} with {', '.join(options)}" for name, options in {**metrics, **methods}.items() if options]
+    said = [(name, changed("metric", name, cell)) for cell in cells for name in cell.info["metrics"]]
+    said += [(cell.names["method"], changed("method", cell.names["method"], cell)) for cell in cells]
+    others = dict.fromkeys(f"{label(name)} with {', '.join(options)}" for name, options in said if options)
     text = f"Options other than the defaults: {'; '.join(others)}.\n\n" if others else ""
     return f"{text}Computed by\n\n```sh\n" + "\n".join(whole(cell.info["command"] for cell in cells)) + "\n```\n"
 

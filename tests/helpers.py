@@ -2,9 +2,10 @@
 
 from dap_bench import config, load_method
 from dap_bench.explainers.gradcam import gradcam
+from dap_bench.report.layouts import group
 
 TOO_DARK = 0.0
-CONTROLS = [name for name in config.choices("method") if "controls" in config.compose(f"method={name}").method._target_]
+CONTROLS = [name for name in config.choices("method") if group(name) == "control"]
 EXPLAINERS = [name for name in config.choices("method") if name not in (*CONTROLS, "maps")]
 PIXELS = ("attnlrp", "input_x_gradient", "integrated_gradients", "rise", "smoothgrad")  # maps of pixels, no layers
 FEW = {  # steps that are enough where only properties are looked at

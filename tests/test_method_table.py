@@ -39,7 +39,7 @@ def test_label_and_group_are_those_of_the_yaml(method):
 
 
 def test_the_level_is_that_of_the_maps():
-    assert {name for name in ROWS if cell(name, "level") == "pixel"} == set(PIXELS)
+    assert {name for name in ROWS if cell(name, "level") == "pixel"} == {*PIXELS, "random_pixels"}
 
 
 def test_costs_are_those_of_the_defaults():

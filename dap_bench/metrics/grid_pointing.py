@@ -4,7 +4,8 @@
 
 The image shares the model's input with others of the sample set, each of another class and shrunk to a cell; which cell
 is its own is drawn from its id. The class explained is the one that the model gave the image by itself. A map that does
-not look at the class has 1/n^2. What a map says against the class (negative values, where it is signed) is left out.
+not look at the class has 1/n^2 on average. What a map says against the class (negative values, where it is signed) is
+left out.
 """
 
 from dataclasses import dataclass

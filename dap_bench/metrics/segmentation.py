@@ -7,8 +7,8 @@
 `threshold: mean` takes for the object what is above the heatmap's mean, as Chefer et al. (2021) do; a number is a
 threshold on the heatmap scaled to 0..1. Average precision is that of object and background in one list, a pixel of
 relevance r scored r for the object and 1 - r for the background, as theirs is; `classes: object` is that of the object
-alone. Chefer et al. sum over all images before they divide, here each image has a value of its own. Pixels of equal
-value enter average precision together.
+alone. Chefer et al. sum intersections and unions over all images before they divide, here each image has a value of its
+own. Pixels of equal value enter average precision together.
 """
 
 from dataclasses import dataclass

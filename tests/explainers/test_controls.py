@@ -13,6 +13,7 @@ from dap_bench import UserError, ViT, load_method, load_vit
 from dap_bench.data.images import BadImage, decode
 from dap_bench.data.sources import Shapes
 from dap_bench.explainers.controls import centre, edges, oracle, random, sobel
+from dap_bench.explainers.random_pixels import random_pixels
 from dap_bench.isolation import explained, generator
 from dap_bench.metrics.base import Batch
 
@@ -101,6 +102,15 @@ def test_random_belongs_to_the_image(vit):
     assert torch.equal(other[0], torch.rand(12, generator=generator("a/1")))
 
 
+def test_random_pixels_belong_to_the_image(vit):
+    images, classes, ids = torch.randn(2, 3, *SIZE), torch.arange(2), ["a", "b"]
+    found = explained(random_pixels, vit, images, classes, ids)
+    assert found.grid == SIZE
+    assert torch.equal(found.maps[1], torch.rand(SIZE[0] * SIZE[1], generator=generator("b/0")))
+    alone = explained(load_method("random_pixels", seed=1), vit, images[1:], classes[1:], ids[1:]).maps
+    assert torch.equal(alone[0], torch.rand(SIZE[0] * SIZE[1], generator=generator("b/1")))
+
+
 def test_random_as_a_prior_goes_by_the_picture(vit):
     images, classes = torch.randn(2, 3, *SIZE), torch.arange(2)
     dap = load_method("dap", prior="random")
@@ -118,12 +128,14 @@ def test_every_layout_gets_the_same_maps_whatever_the_class(layout):
             explained(explain, vit, images, torch.tensor(classes), ["a", "b"], True, [mask, mask])
             for classes in ([0, 1], [3, 2])
         )
-        assert (found.maps.shape, found.layers) == ((2, 12), None)
+        assert (found.maps.shape, found.layers) == ((2, found.grid[0] * found.grid[1]), None)
         assert torch.equal(found.maps, other.maps)
         assert (found.maps.amax(1) > found.maps.amin(1)).all()
 
 
-@pytest.mark.parametrize(("name", "option"), [("centre", {"sigma": 0}), ("random", {"seed": -1})])
+@pytest.mark.parametrize(
+    ("name", "option"), [("centre", {"sigma": 0}), ("random", {"seed": -1}), ("random_pixels", {"seed": -1})]
+)
 def test_options_out_of_range(vit, name, option):
     with pytest.raises(UserError, match=f"{next(iter(option))}="):
         load_method(name, **option)(vit, torch.zeros(1, 3, *SIZE), NONE)

@@ -1,5 +1,7 @@
 """ROAD, SaCo and the perturbation tests, by hand and against plain loops."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -109,6 +111,21 @@ def test_accuracy_while_patches_are_removed():
         batch = batch_of(Toy(total), image, [WEIGHTS], labels=unknown)
         batch.vit.classes = 2
         assert PositivePerturbation(**options)(batch).isnan().all()
+
+
+def test_the_true_class_may_be_explained():
+    """The label's map has the opposite order: least first leaves .9 .7 .4, and the label is right below one half."""
+    maps = {0: WEIGHTS, 1: [-weight for weight in WEIGHTS]}
+    explain = lambda vit, images, classes, layers=False: torch.tensor([maps[each] for each in classes.tolist()])  # noqa: E731
+    batch = replace(batch_of(Toy(total), patches(WEIGHTS), [WEIGHTS], labels=torch.tensor([1])), explain=explain)
+    options = {"unit": "patch", "steps": 4, "baseline": "zero"}
+    curves = {
+        (make, explained): make(explained=explained, **options).with_curve(batch)[1][0].tolist()
+        for make in (PositivePerturbation, NegativePerturbation)
+        for explained in ("predicted", "label")
+    }
+    assert curves[PositivePerturbation, "predicted"] == curves[NegativePerturbation, "label"] == [0, 1, 1]
+    assert curves[PositivePerturbation, "label"] == curves[NegativePerturbation, "predicted"] == [0, 0, 1]
 
 
 Toy.classes = 2

@@ -24,11 +24,18 @@ SPEC.loader.exec_module(script)
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """AR's deletion is below both controls' on all of 40 images, DAP's between them; by AFS all are noise."""
+    """AR's deletion is below the controls' of patches on all of 40 images, DAP's between them; by AFS all are noise.
+
+    Maps of pixels are below those controls too, but not below noise per pixel; GMAR is below by next to nothing.
+    """
     folder, values = tmp_path_factory.mktemp("results"), 0.5 + np.arange(40) / 1000
-    noise = np.random.default_rng(0).random((4, 40))
-    for at, (method, shift) in enumerate({"ar": -0.2, "dap": 0.05, "random": 0.1, "edges": 0.0}.items()):
-        cell(folder / "toy", method, (values + shift).tolist(), more=["afs"], afs=noise[at].tolist())
+    shifts = {"ar": -0.2, "dap": 0.05, "gmar": -0.0009, "attnlrp": -0.3}
+    shifts |= {"random": 0.1, "edges": 0.0, "random_pixels": -0.4}
+    noise = np.random.default_rng(0).random((len(shifts), 40))
+    for at, (method, shift) in enumerate(shifts.items()):
+        grid = ["224x224" if method in ("attnlrp", "random_pixels") else "14x14"] * 40
+        rest = {"afs": noise[at].tolist(), "lda": [0.5 if method == "ar" else np.nan] * 40}
+        cell(folder / "toy", method, (values + shift).tolist(), more=["afs", "lda"], grid=grid, **rest)
     subprocess.run([sys.executable, str(SCRIPT), f"results={folder}"], check=True, capture_output=True)
     return (folder / "README.md").read_text(), folder
 
@@ -42,9 +49,11 @@ def test_values_have_their_intervals(page):
 
 def test_methods_are_held_against_every_control(page):
     text, _ = page
-    assert "| Del | Edges 0.520 | AR | DAP |" in text  # DAP beats the random map, but not the edges
-    assert re.search(r"\| AFS \| (Random|Edges) 0\.\d+ \| none \| all \|", text)
-    assert "fewer than half of the methods beat every control: AFS (none of 2).**" in text
+    # DAP beats the random map, but not the edges, and AttnLRP both, but not random pixels
+    assert "| Del | Random pixels 0.119, Edges 0.520 | AR | GMAR, DAP, AttnLRP |" in text
+    assert re.search(r"\| AFS \| .* \| none \| all \|", text)
+    assert "fewer than half of the methods beat every control: Del (1 of 4), AFS (none of 4).**" in text
+    assert "Controls have no LDA.\n" in text
 
 
 def test_commands_of_an_experiment_are_one_command(page):
