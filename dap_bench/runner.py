@@ -419,7 +419,10 @@ class _Work:
                     labels.add(self.samples.labels[index])
                     pictures.append(item[0])
             if len(pictures) < count:
-                raise UserError(f"images of {count + 1} classes are needed, but the sample has {len(labels)}.")
+                raise UserError(
+                    f"grids need images of {count + 1} classes, but the sample has {len(labels)}; draw more, such as "
+                    "sampler.n=100, or leave grid_pointing out."
+                )
             found.append(torch.stack(pictures))
         return torch.stack(found)
 

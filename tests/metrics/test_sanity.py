@@ -158,6 +158,8 @@ def test_grid_pointing_in_a_run(tmp_path, cache):
     assert len(set(rows.values())) == 8
     control = run(tmp_path / "c", cache, *options, method="centre").rows()
     assert [row["grid_pointing"] for row in control] == pytest.approx([0.25] * 8)
+    with pytest.raises(UserError, match="images of 4 classes, but the sample has 3; draw more"):
+        run(tmp_path / "d", cache, "metric=[grid_pointing]", "sampler.n=3")
 
 
 def test_companions_of_another_draw_are_other_companions(tmp_path, cache):
