@@ -60,13 +60,17 @@ def test_commands_of_an_experiment_are_one_command(page):
     text, folder = page
     assert "python -m dap_bench method=ar\n" in text
     swept = [f"python -m dap_bench model={model} method=ar experiment=breadth" for model in ("vit_t", "vit_b")]
-    other = "python -m dap_bench method=rise experiment=breadth method.samples=200"
-    assert script.whole([*swept, other]) == ["python -m dap_bench experiment=breadth", other]
+    others = [f"python -m dap_bench {of}method=ig experiment=zoo method.steps=9 '~a=null'" for of in ("", "model=b ")]
+    expected = [
+        "python -m dap_bench experiment=breadth",
+        "python -m dap_bench method=ig experiment=zoo method.steps=9 '~a'",
+    ]
+    assert script.whole([*swept, *others]) == expected
 
 
 def test_options_other_than_the_defaults_are_named():
     config = {
-        "method": {"_label_": "IG", "steps": 10, "baseline": "zero"},
+        "method": {"_label_": "IG", "_order_": 1, "steps": 10, "baseline": "zero"},
         "metric": {"max_sensitivity": {"samples": 4}},
     }
     names, info = {"method": "integrated_gradients"}, {"config": config, "metrics": ["max_sensitivity"], "command": "x"}

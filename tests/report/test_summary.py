@@ -1,13 +1,14 @@
 """Rows -> statistics -> LaTeX, with values known by hand."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import wilcoxon
 
 from dap_bench import UserError, __version__, summarize
 from dap_bench.report.layouts import tables
 from dap_bench.report.rows import settings
-from dap_bench.report.summary import holm
+from dap_bench.report.summary import FEW, holm, paired
 from dap_bench.report.tables import escape, latex, mark_best, write_tables
 from dap_bench.report.terminal import means
 from dap_bench.store import Cell
@@ -107,6 +108,19 @@ def test_any_method_can_be_the_reference(tmp_path):
     expected = holm([raw["ar"], raw["dap"]])
     assert table.loc[["ar", "dap"], "p"].tolist() == pytest.approx(expected)
     assert (table.loc[["ar", "dap"], "effect"] > 0).all()
+
+
+def test_a_test_of_few_pairs_by_hand():
+    """Ranks 2, 2, 2 give sums of 0, 2, 4 and 6 in 1, 3, 3 and 1 of 8 ways; gains of zero are left out."""
+    assert paired(pd.Series([1.0, 1, -1, 0]))["p"] == 1
+    assert paired(pd.Series([1.0, 1, 1, 0]))["p"] == 2 / 8
+    assert paired(pd.Series([-5.0, 1, -2, -3, -4]))["p"] == 2 * 2 / 32  # sums of 0 and 1
+
+
+@pytest.mark.parametrize("pairs", [FEW, FEW + 1])
+def test_a_test_is_scipys(pairs):
+    gain = np.random.default_rng(3).integers(1, 6, pairs) - 2.5  # ties
+    assert paired(pd.Series(gain))["p"] == pytest.approx(wilcoxon(gain).pvalue, abs=1e-12)
 
 
 def test_the_resolution_is_the_smallest_difference_that_images_can_tell(tmp_path):
