@@ -89,7 +89,7 @@ def against_controls(cells: list[CellRows], block: pd.DataFrame) -> str:
     controls = [cell for cell in cells if group(cell.names["method"]) == "control" and cell.names["method"] != TOLD]
     methods = [cell for cell in cells if group(cell.names["method"]) not in ("control", "ablation")]
     means = block.set_index(["method", "metric"])["mean"]
-    rows, blind, open_ = [], [], []
+    rows, blind, untested = [], [], []
     for metric in ordered({metric for cell in methods for metric in cell.info["metrics"]}):
         gained = {
             (cell.names["method"], control.names["method"]): gain
@@ -98,7 +98,7 @@ def against_controls(cells: list[CellRows], block: pd.DataFrame) -> str:
             if resolved(control) <= resolved(cell) and len(gain := gains(cell, control, metric)) > 1
         }
         if not gained:
-            open_.append(label(metric))
+            untested.append(label(metric))
             continue
         corrected = dict(zip(gained, holm([paired(gain)["p"] for gain in gained.values()]), strict=True))
         wins = {key for key, gain in gained.items() if corrected[key] < 0.05 and gain.mean() >= LEAST}
@@ -113,9 +113,9 @@ def against_controls(cells: list[CellRows], block: pd.DataFrame) -> str:
         if 2 * len(better) < len(named):
             blind.append(f"{label(metric)} ({len(better) or 'none'} of {len(named)})")
     told = f"**Metrics by which fewer than half of the methods beat every control: {', '.join(blind)}.**\n\n"
-    none = f"Controls have no {' and no '.join(open_)}.\n\n"
+    none = f"Controls have no {' and no '.join(untested)}.\n\n"
     heads = ["metric", "best control", "better than every control", "not better than some control"]
-    return (told if blind else "") + (none if open_ else "") + markdown(heads, rows)
+    return (told if blind else "") + (none if untested else "") + markdown(heads, rows)
 
 
 def resolved(cell: CellRows) -> int:
