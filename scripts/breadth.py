@@ -95,7 +95,7 @@ def against_controls(cells: list[CellRows], block: pd.DataFrame) -> str:
             (cell.names["method"], control.names["method"]): gain
             for cell in methods
             for control in controls
-            if resolved(control) <= resolved(cell) and len(gain := gains(cell, control, metric)) > 1
+            if len(gain := gains(cell, control, metric)) > 1 and resolved(control) <= resolved(cell)
         }
         if not gained:
             untested.append(label(metric))
@@ -107,7 +107,7 @@ def against_controls(cells: list[CellRows], block: pd.DataFrame) -> str:
         others = [name for name in named if name not in better]
         sign = 1 if block.loc[block["metric"] == metric, "better"].iloc[0] == "higher" else -1
         best = sorted(ordered({control for _, control in gained}), key=lambda name: -sign * means[name, metric])
-        of_all = next(name for name in best if all((method, name) in gained for method in named))
+        of_all = next((name for name in best if all((method, name) in gained for method in named)), best[0])
         strongest = [f"{label(name)} {means[name, metric]:z.3f}" for name in dict.fromkeys((best[0], of_all))]
         rows.append([label(metric), ", ".join(strongest), some(better, named), some(others, named)])
         if 2 * len(better) < len(named):
